@@ -1,5 +1,5 @@
-//! [`Call`], a call that sends requests to the ensemble and waits for no contender, and the functions that limit its
-//! time.
+//! [`Call`], the future of a call that waits for no contender (another user of the lock). Also functions that limit the
+//! time of requests, and functions that repeat requests.
 
 use std::future::{Future, IntoFuture};
 use std::panic;
@@ -19,39 +19,42 @@ use crate::session::retry::{self, within};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::telemetry::debug::debug;
 
-/// How long before a call's timeout a disconnected client asks the servers why they accept no connection. The timeout
-/// error gives the reason. If the timeout is shorter than twice this constant, the client asks at half of the timeout.
+/// How long before a call's timeout a disconnected client asks the servers why it has no connection, so that the
+/// timeout error can give the reason. If the timeout is shorter than twice this constant, the client asks at half of
+/// the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// The number of slices into which [`within_unless_stopped`] divides a time limit. A slice that lasts too long shows that the process
-/// was stopped.
+/// The number of slices into which [`within_unless_stopped`] divides a time limit. A slice that lasts too long is taken
+/// as a sign that the process was stopped meanwhile.
 const SLICES: u32 = 8;
 
 /// How many sessions a call may use, one after the other, if each session ends during the call.
 pub(crate) const SESSION_TRIES: usize = 3;
 
-/// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).
+/// The future of a call's answer. The call sends nothing before the first poll, so await the future, with or without a
+/// [`timeout`](Self::timeout).
 ///
-/// No method that returns a `Call` waits for a contender: neither the `try_` methods, nor calls for operators such as
-/// [`RwLock::queue`](crate::RwLock::queue) and [`Semaphore::permits`](crate::Semaphore::permits), nor
-/// [`Survey::below`](crate::Survey::below). Only [`Shared::live`](crate::Shared::live) and
-/// [`Shared::wait_for`](crate::Shared::wait_for) wait at all: for a value. Nothing is sent before the first poll.
+/// No method that returns a `Call` waits for a contender: neither the `try_` methods, nor
+/// [`RwLock::queue`](crate::RwLock::queue), [`Semaphore::permits`](crate::Semaphore::permits) or
+/// [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live) and
+/// [`Shared::wait_for`](crate::Shared::wait_for) may wait for a value. All other calls wait only for the servers.
 ///
 /// # How long it takes
-/// With [`timeout`](Self::timeout) the call always ends in time. Without a timeout, a call that waits for a value may wait
-/// for ever, and every other call has these limits:
+/// With [`timeout`](Self::timeout) the call always ends in time. Without a timeout, a call that waits for a value may
+/// wait for ever, and every other call has these limits:
 ///
 /// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one
 ///   lock. If a step has no answer within one session timeout, the call ends with [`Error::Unreachable`], even if the
-///   server still answers pings.
+///   server still answers pings. The next point names the exceptions.
 /// - The step may take three session timeouts in all, if this process was stopped meanwhile, or if the client is
 ///   disconnected at the end of the first session timeout. In the added time the client can open a fresh session.
-/// - While the connection is lost, the call first waits until the connection is back or the session has ended. After the end
-///   of the session it waits for a fresh one, for at most the
-///   [connect timeout](crate::ZooKeeperBuilder::connect_timeout).
+/// - While the connection is lost, the call first waits until the connection is back or the session has ended. After
+///   the end of the session it waits for a fresh one, for at most the [connect
+///   timeout](crate::ZooKeeperBuilder::connect_timeout).
 ///
 /// # Cancel safety
-/// After the call is dropped, its nodes and watches are removed as soon as the server can be reached.
+/// If the call is dropped before its end, the watches and lock nodes that it made are removed as soon as a server can
+/// be reached. A request that was sent may still be carried out.
 ///
 /// # Examples
 ///
@@ -74,14 +77,14 @@ pub struct Call<T> {
 
 /// Blocks the thread until a future of this library is done, and returns its output. For programs that are not async.
 ///
-/// [`Acquire`](crate::Acquire) and [`Call`] have a method `blocking` that does the same. This function is for the `async`
-/// methods, such as [`WriteGuard::release`](crate::WriteGuard::release).
+/// [`Acquire`](crate::Acquire) and [`Call`] have a method `blocking` that does the same. This function is for the
+/// `async` methods, such as [`WriteGuard::release`](crate::WriteGuard::release).
 ///
 /// No runtime is needed: sessions live on a thread of the library.
 ///
 /// # Panics
 /// On a thread that runs tasks of a tokio runtime, as tokio's own `blocking_lock` does. A blocked thread runs no other
-/// task, so if one of its tasks held the lock, the call would wait for ever. In an `async` function, write `.await` in
+/// task. If one of those tasks held the lock, the call could wait for ever. In an `async` function, write `.await` in
 /// place of `.blocking()` or `block_on`. If the function is not `async`, let
 /// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call the function: blocking is
 /// allowed there. The text of the panic gives the same advice.
@@ -106,16 +109,16 @@ pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
 const BLOCKED: &str = "a call that blocks, on a thread that runs tasks of a tokio runtime: write `.await` in place of `.blocking()` or \
                        `block_on(..)`, or make the call in `tokio::task::spawn_blocking(..)`";
 
-/// Returns whether tokio allows this thread to block. Tokio cannot be asked directly, so this function calls
-/// `blocking_recv`, which panics where tokio forbids blocking.
+/// Returns whether tokio allows this thread to block. Tokio has no function that tells. So this function calls
+/// `blocking_recv`, which panics where tokio forbids blocking, and catches the panic.
 fn is_blocking_allowed() -> bool {
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(());
     panic::catch_unwind(panic::AssertUnwindSafe(|| receiver.blocking_recv())).is_ok()
 }
 
-/// A function that makes the future of a call's answer. The argument is the deadline at which the future must end; `None` if
-/// the caller gave no timeout.
+/// A function that makes the future of a call's answer. The argument is the deadline at which the future must end;
+/// `None` if the caller gave no timeout.
 type MakeAnswer<T> = dyn FnOnce(Option<Deadline>) -> Answer<T> + Send;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -128,7 +131,8 @@ impl<T: Send + 'static> Call<T> {
         Call { timeout: None, begin: Some(Box::new(|deadline| Box::pin(begin(deadline)))), answer: None }
     }
 
-    /// Makes a call that runs `work`, and that fails with [`Error::Timeout`] after the caller's timeout.
+    /// Makes a call that runs `work`. If the caller sets a timeout, and `work` is not done by then, the call fails with
+    /// [`Error::Timeout`].
     pub(crate) fn with_deadline(
         coordinator: &Arc<dyn Coordinator>,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
@@ -137,9 +141,9 @@ impl<T: Send + 'static> Call<T> {
         Call::new(|deadline| async move { within_deadline(&coordinator, deadline, work).await })
     }
 
-    /// Sets the time after which the call fails with [`Error::Timeout`]. The error comes in time, also while
-    /// disconnected. With a timeout of zero, the call fails with [`Error::InvalidInput`] when it is awaited, and sends
-    /// nothing.
+    /// Sets a time limit, counted from the first poll. If the call is not done by then, it fails with
+    /// [`Error::Timeout`], also while the client is disconnected. With a timeout of zero, the call fails with
+    /// [`Error::InvalidInput`] when it is awaited, and sends nothing.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -177,7 +181,7 @@ impl<T> Future for Call<T> {
 
 debug!(Call<T> as "Call" for [T], |it| timeout: it.timeout);
 
-/// The timeout of a call as a whole, and the time of the call's first poll.
+/// A call's whole timeout, and the time at which it began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) whole: Duration,
@@ -193,19 +197,20 @@ impl Deadline {
         self.whole.saturating_sub(self.began.elapsed())
     }
 
-    /// Waits until the deadline. If the client is disconnected then, returns since when and why. Returns `None` if the
-    /// client is connected.
+    /// Waits until the deadline. If the client is disconnected then, returns for how long and why. Returns `None` if
+    /// the client is connected or closed.
     pub(crate) async fn until_passed(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
         let left = self.left();
         coordinator.sleep(left - REASON_AHEAD.min(left / 2)).await;
-        // While the client is disconnected, this call of `state` makes the client ask the servers for the reason.
+        // While the client is disconnected, this call of `state` makes the client ask the servers why. The last call
+        // below returns the reason, if it is known by then.
         let _for_later = coordinator.state();
         coordinator.sleep(self.left()).await;
         coordinator.state().into_cut_off()
     }
 }
 
-/// Returns the result of `work`, or [`Error::Timeout`] at the deadline, if there is one.
+/// Returns the result of `work`. If there is a deadline, and `work` is not done by then, returns [`Error::Timeout`].
 pub(crate) async fn within_deadline<T>(
     coordinator: &Arc<dyn Coordinator>,
     deadline: Option<Deadline>,
@@ -219,8 +224,9 @@ pub(crate) async fn within_deadline<T>(
     }
 }
 
-/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. If this process was
-/// stopped or the client is disconnected, the wait is longer: see [`within_unless_stopped`].
+/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, which is the session timeout. If this process
+/// was stopped meanwhile, or the client is disconnected at the limit, the wait is longer: see
+/// [`within_unless_stopped`].
 pub(crate) async fn within_session_timeout<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -231,9 +237,9 @@ pub(crate) async fn within_session_timeout<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer_text(limit))))
 }
 
-/// Repeats the request `ask` until its outcome is known, as [`retry::until_known`] does. Fails if no answer comes for a
-/// session timeout. If this process was stopped or the client is disconnected, the wait is longer: see
-/// [`within_unless_stopped`].
+/// Sends the request `ask`, and repeats it while its outcome is unknown, as [`retry::until_known`] does. If the outcome
+/// is still unknown after a session timeout, fails with [`Failure::Unreachable`]. The wait is longer if this process
+/// was stopped meanwhile, or if the client is disconnected at that time: see [`within_unless_stopped`].
 pub(crate) async fn ask_until_answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -261,8 +267,9 @@ pub(crate) async fn list_children(
     listing.await.or_else(retry::default_if_no_node)
 }
 
-/// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node, or may have: if
-/// the delete was repeated, the repetition cannot tell who has removed the node.
+/// Deletes the node at `node`, which belongs to the lock or semaphore at `path`. Returns `false` if the only delete
+/// that was sent found no node. If several were sent, returns `true` in any case, because an earlier delete whose reply
+/// was lost may have removed the node.
 pub(crate) async fn delete_node(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
     let fault = |failure| Error::from_failure(failure, "remove a node of", path);
     let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
@@ -274,18 +281,16 @@ pub(crate) async fn delete_node(coordinator: &impl Coordinator, path: &str, node
     });
     match removal.await {
         Ok(()) => Ok(true),
-        // If the only delete finds no node, another client has removed the node. If several were sent, this call counts
-        // as the remover, because an earlier delete whose reply was lost may have removed the node.
         Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
         Err(failure) => Err(fault(failure)),
     }
 }
 
-/// Returns the answer to the request `ask` on a session. If the session ends first, sends the request again on a fresh
-/// session, on at most [`SESSION_TRIES`] sessions. An error names the operation and the path.
+/// Runs `ask` on a session, and returns the answer. If the session ends first, runs `ask` again on a fresh session, on
+/// at most [`SESSION_TRIES`] sessions in all. The operation and the path are for the text of an error.
 ///
-/// `ask` must create no ephemeral node. The owner of such a node has to keep the node's session, but this function
-/// gives the session back when it returns.
+/// `ask` must create no ephemeral node. Such a node lives only as long as its session, but this function lets go of the
+/// session when it returns.
 pub(crate) async fn retry_on_fresh_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -312,13 +317,14 @@ where
 pub(crate) enum WorkError {
     /// A request failed. The work may succeed on another session.
     Failed(#[from] Failure),
-    /// The requests succeeded, but their answers forbid the work. Another session would not help.
+    /// The work must not be repeated, mostly because the answers of its requests forbid the work.
     Refused(#[from] Error),
 }
 
 impl WorkError {
-    /// Makes [`WorkError::Failed`] the outer error, after which [`retry_on_fresh_session`] and [`ask_until_answered`] may repeat the
-    /// work. Makes [`WorkError::Refused`] the inner error, which both take for an answer.
+    /// Turns [`WorkError::Failed`] into the outer error, after which [`retry_on_fresh_session`] and
+    /// [`ask_until_answered`] may repeat the work. Turns [`WorkError::Refused`] into the inner error, which these two
+    /// functions return as an answer.
     pub(crate) fn refusal_as_answer<T>(answer: Result<T, WorkError>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
@@ -331,8 +337,8 @@ impl WorkError {
 /// Returns the result of `work`, or `None` after `limit`.
 ///
 /// There is one exception. If the process was stopped during the wait, or if the client is disconnected at the limit,
-/// `work` gets twice the limit in addition, because the session may have ended. That is enough for a fresh session. A
-/// slice of the wait that lasts too long shows that the process was stopped.
+/// `work` gets twice the limit in addition. The session may have ended, and `work` may need the added time for a fresh
+/// session. The process counts as stopped if one of the sleeps below lasts too long.
 async fn within_unless_stopped<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
@@ -340,8 +346,8 @@ async fn within_unless_stopped<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // The wait is a sequence of short sleeps. If the process is stopped during the wait and goes on exactly at the limit, a
-    // single sleep would end on time, and the stop would not be noticed.
+    // The wait is a sequence of short sleeps. If the process is stopped during the wait and goes on exactly at the
+    // limit, a single sleep would end on time, and the stop would not be noticed.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();

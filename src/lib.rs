@@ -1,8 +1,8 @@
 //! One read/write lock for many machines, kept in [Apache ZooKeeper](https://zookeeper.apache.org).
 //!
-//! Many readers or one writer, first come first served. A holder that loses its session knows the loss before another
-//! contender can be granted the lock. For state in one znode, in one process or in one database, you need less: a
-//! conditional set, the `RwLock` of tokio, or the locks of that database.
+//! Many readers or one writer, first come first served. A holder that loses its session learns of the loss before
+//! another contender can be granted the lock. For state in one znode, in one process or in one database, you need less:
+//! a conditional set, the `RwLock` of tokio, or the locks of that database.
 //!
 //! ```
 //! use std::time::Duration;
@@ -56,8 +56,8 @@
 //!
 //! # How a holder knows in time
 //!
-//! ZooKeeper expires a session one session timeout after its leader last heard from the client. The client learns of the
-//! expiry only when it reconnects. A client whose server is cut off from the leader notices nothing at first: its
+//! ZooKeeper expires a session one session timeout after its leader last heard from the client. The client learns of
+//! the expiry only when it reconnects. A client whose server is cut off from the leader notices nothing at first: its
 //! connection works, and reads of the lock's own node succeed.
 //!
 //! So every session has a lease, and a lock counts as held only until the lease ends. While a lock is held or waited
@@ -69,8 +69,8 @@
 //! the end of the lease, so it is right also in the first call after a stop of the process.
 //!
 //! The lease does not cover two cases. A request that is under way to another system may arrive after the loss of the
-//! lock: use the fencing token. And a client that may delete the lock's node can take the lock away. A watch then notifies
-//! the holder at once, but perhaps only after the next contender was granted the lock.
+//! lock: use the fencing token. And a client that may delete the lock's node can take the lock away. A watch then
+//! notifies the holder, but perhaps only after the next contender was granted the lock.
 //!
 //! # Seeing inside
 //!
@@ -139,14 +139,15 @@ pub use crate::telemetry::metrics;
 pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
 
-/// What the methods of a [`Hold`] return: the changes of its state, the data of a node, the outcomes of a transaction.
+/// Types that methods of a [`Hold`] return: the changes of its state, the data of a node, the outcomes of a
+/// transaction.
 pub mod hold {
     pub use crate::contend::contender::NodeData;
     pub use crate::observe::changes::Changes;
     pub use crate::session::request::Outcome;
 }
 
-/// The types that go with a [`Shared`] value: its builder, its guards, its live copy.
+/// The types that go with a [`Shared`] value, such as its builder, its guards, and its live copy.
 pub mod shared {
     pub use crate::error::value::Written;
     pub use crate::recipes::shared::codec::Stored;
@@ -156,7 +157,8 @@ pub mod shared {
     pub use crate::recipes::shared::shared::SharedBuilder;
 }
 
-/// The types that go with a [`Leadership`]: its builder, a term of office, the current leader.
+/// The types that go with a [`Leadership`]: its builder, a term of office, the current leader, and the changes of
+/// leader.
 pub mod leadership {
     pub use crate::recipes::leadership::campaign::Term;
     pub use crate::recipes::leadership::leader::{Leader, LeaderChanges};
@@ -177,12 +179,13 @@ pub mod once {
 /// The internals of the lock, for the authors of a backend, of a tool such as `zklock`, or of an exhaustive search such
 /// as `tests/models`. **Semantic versioning does not cover this module**: it may change in any release.
 ///
-/// A backend is a [`Coordinator`](coordinator::Coordinator), which opens [`Session`](coordinator::Session)s. This crate has
-/// two backends: [`Memory`] and [`ZooKeeper`]. Both keep the [contract](coordinator::Session#contract) of a session.
-/// `tests/conformance` tests each clause of the contract on both backends.
+/// A backend is a [`Coordinator`](coordinator::Coordinator), which opens [`Session`](coordinator::Session)s. This crate
+/// has two backends: [`Memory`] and [`ZooKeeper`]. Both keep the [contract](coordinator::Session#contract) of a
+/// session. `tests/conformance` tests each clause of the contract on both backends.
 ///
-/// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is. [`Waiter`](coordinator::Waiter) is
-/// the state machine of a waiting contender: it is told what happened, and returns the next step.
+/// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is.
+/// [`Waiter`](coordinator::Waiter) is the state machine of a waiting contender: its caller tells it what happened, and
+/// it returns the next step.
 #[doc(hidden)]
 pub mod coordinator {
     pub use crate::queue::metadata::parse_record as done_of;
@@ -232,8 +235,9 @@ pub mod format {
 /// [migrations]: https://docs.rs/crate/zk-rwlock/latest/source/docs/migrations.md
 /// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 ///
-// Each page of `docs/` defines its links itself, for readers outside rustdoc. In rustdoc the first definition of a link counts,
-// so the definitions above replace those of the page. `tests/pages/main.rs` runs the examples of the pages and of the README.
+// Each page of `docs/` defines its links itself, for readers outside rustdoc. In rustdoc the first definition of a link
+// counts, so the definitions above replace those of the page. `tests/pages/main.rs` runs the examples of the pages and
+// of the README.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
 ///

@@ -18,8 +18,8 @@ pub(crate) fn check_path(path: &str) -> Result<(), Error> {
     problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {} {problem}", quoted(path)))))
 }
 
-/// Refuses a path that cannot be a lock directory: a path that [`check_path`] refuses, the root, or ZooKeeper's own
-/// nodes.
+/// Refuses a path that cannot be a lock directory: a path that [`check_path`] refuses, `/`, `/zookeeper`, or a path
+/// below `/zookeeper`.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check_path(path)?;
     let problem = match path {
@@ -35,12 +35,12 @@ pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
 /// The part of an error that says why no lock can be at a path for which [`is_zookeepers_own`] is true.
 pub(crate) const KEPT_BY_ZOOKEEPER: &str = "ZooKeeper keeps its own nodes in /zookeeper at the root of the servers";
 
-/// Returns whether the path is ZooKeeper's own directory, or lies below it.
+/// Returns whether the path is `/zookeeper`, where ZooKeeper keeps its own nodes, or lies below it.
 pub(crate) fn is_zookeepers_own(path: &str) -> bool {
     path == "/zookeeper" || is_inside(path, "/zookeeper")
 }
 
-/// Returns whether `path` lies below `directory`. `directory` itself does not.
+/// Returns whether `path` lies below `directory`, which must not be `/`. Returns `false` for `directory` itself.
 pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
@@ -67,7 +67,7 @@ pub(crate) fn path_problem(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host name that this library could not parse out of the name of a node.
+/// Refuses a host name that this library could not read back from the name of a node that contains it.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host)
         .map_or(Ok(()), |problem| Err(Error::invalid(format!("host {} {problem}", quoted(host)))))
@@ -90,7 +90,8 @@ pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
     label.map_or(Ok(()), |label| check_text("label", label))
 }
 
-/// Refuses a text that is too long or has control characters. The error calls the text `name`, such as "label".
+/// Refuses a text that is longer than 256 bytes or has a control character. In the error, `name` says what the text is,
+/// such as "label".
 pub(crate) fn check_text(name: &str, text: &str) -> Result<(), Error> {
     if text.len() > 256 {
         return Err(Error::invalid(format!("{name} of {} bytes; at most 256 are kept", text.len())));
@@ -165,8 +166,8 @@ mod tests {
         let refused = |path: &str| check_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
-            // A path at the end of the connect string becomes the client's root, and below that root ZooKeeper keeps no nodes
-            // of its own. The message must be true for a client with such a root, too.
+            // A path at the end of the connect string becomes the client's root. Below such a root ZooKeeper keeps no
+            // nodes of its own, but the message must be true for its client, too.
             let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper at the root of the servers, and no \
                        lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));

@@ -1,4 +1,4 @@
-//! [`Error`], with one variant for each reaction of a caller.
+//! [`Error`], with a variant for each thing that a caller may have to do about it.
 
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use crate::session::request::{Denied, Ending, Failure, Loss, disagreement_messag
 
 /// Why a lock operation did not succeed.
 ///
-/// `Display` gives a text for people, which includes the text of the [`source`](std::error::Error::source). `Debug` gives the
-/// variant and its fields. A `main` that returns an error prints it by `Debug`, so print it by `Display` instead, as below.
+/// `Display` gives a text for people, which includes the text of the [`source`](std::error::Error::source). `Debug`
+/// gives the variant and its fields. A `main` that returns an error prints it by `Debug`, so print it by `Display`
+/// instead, as below.
 ///
 /// # Examples
 ///
@@ -51,9 +52,9 @@ pub enum Error {
     /// The timeout expired. An acquisition that was in the queue has left it. Try again, or look at the contenders that
     /// the acquisition waited for.
     ///
-    /// If a holder among them [keeps](crate::queue::Member::keeps) the lock between uses, its process was asked to give the
-    /// lock up, and has not, because it still uses the lock. But if this client may not write the lock's directory, no
-    /// process was asked.
+    /// If a holder among them [keeps](crate::queue::Member::keeps) the lock between uses, its process was asked to give
+    /// the lock up, unless this client may not write the lock's directory. A process that was asked gives the lock up
+    /// once it no longer uses it.
     #[error(
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -63,8 +64,9 @@ pub enum Error {
     Timeout {
         /// The timeout that expired.
         waited: Duration,
-        /// The contenders that the acquisition waited for. If the client was disconnected, these are the contenders in the
-        /// last listing of the queue.
+        /// The contenders that the acquisition waited for. If the client was disconnected, these are the contenders in
+        /// the last listing of the queue. None for a call that waits for no contender, such as
+        /// [`RwLock::queue`](crate::RwLock::queue).
         blockers: Blockers,
         /// Since when and why the client had no connection at the timeout. `None` if the client was connected.
         cut_off: Option<CutOff>,
@@ -72,8 +74,8 @@ pub enum Error {
 
     /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. The holder may be
     /// a process that [keeps](crate::queue::Member::keeps) the lock and does not use it now: a `try_` method does not
-    /// [ask](crate::RwLock::ask) for the lock. The error also says that a semaphore that was to be
-    /// [removed](crate::Semaphore::remove) is in use.
+    /// [ask](crate::RwLock::ask) for the lock. [`Semaphore::remove`](crate::Semaphore::remove) fails with this error if
+    /// the semaphore is in use.
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders that an acquisition would have waited for.
@@ -88,9 +90,9 @@ pub enum Error {
     #[error("lost the place in the queue: {0}")]
     Evicted(#[source] Loss),
 
-    /// No server answered in time. Check the network and the ensemble. The caller does not hold the lock, and has no
-    /// place in the queue any more. An [eviction](crate::RwLock::evict) that was sent may or may not have been carried
-    /// out.
+    /// No server answered in time, or the session ended before the answer came. Check the network and the ensemble. An
+    /// acquisition that failed with this error has no lock, and no place in the queue any more. An
+    /// [eviction](crate::RwLock::evict) that was sent may or may not have been carried out.
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
@@ -101,11 +103,11 @@ pub enum Error {
 
     /// The ensemble does not allow the operation. `delete` and `create` are permissions of the *parent* node.
     ///
-    /// If the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), fix the [`Acl`](crate::security::Acl) that
-    /// this client gives to the nodes that it makes.
+    /// If the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), fix the [`Acl`](crate::security::Acl)
+    /// that this client gives to the nodes that it makes.
     ///
-    /// No node is left behind, with one exception: if the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE), the node
-    /// at `path` keeps other contenders out until its session ends. See
+    /// No node is left behind, with one exception: if the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE), the
+    /// node at `path` keeps other contenders out until its session ends. See
     /// [`ZooKeeper::close`](crate::ZooKeeper::close).
     #[error("permission denied: {operation} {path}: {lacks}")]
     PermissionDenied {
@@ -117,10 +119,10 @@ pub enum Error {
         lacks: Box<Denied>,
     },
 
-    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. A client with `sasl` or
-    /// `digest` gives [`Acl::creator`](crate::security::Acl::creator) by default. The servers refuse that ACL if they have
-    /// not authenticated the client: servers that are not set up for SASL ignore a SASL login. Set the servers up, or fix the
-    /// ACL.
+    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. A client with `sasl`
+    /// or `digest` gives [`Acl::creator`](crate::security::Acl::creator) by default. The servers refuse that ACL if
+    /// they have not authenticated the client: servers that are not set up for SASL ignore a SASL login. Set the
+    /// servers up, or fix the ACL.
     #[error(
         "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
     )]
@@ -136,32 +138,32 @@ pub enum Error {
         path: String,
     },
 
-    /// The sequence numbers of the directory are nearly used up. Let all contenders leave: the next contender restarts the
-    /// numbers if the directory is empty. Or use another path.
+    /// The sequence numbers of the directory are nearly used up. Let all contenders leave: the next contender restarts
+    /// the numbers if the directory is empty. Or use another path.
     #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
         /// The path of the lock's directory.
         path: String,
     },
 
-    /// A contender in the lock's directory may follow other rules than this lock, so the names do not show whose turn it is.
-    /// Open the lock in the other [dialect](Dialect), or use another path.
+    /// A contender in the lock's directory may follow other rules than this lock, so the names do not show whose turn
+    /// it is. Open the lock in the other [dialect](Dialect), or use another path.
     #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe_foreign(*.speaks))]
     ForeignContender {
         /// The path of the lock's directory.
         path: String,
         /// The name of the foreign contender's node.
         node: String,
-        /// The dialect of the node. If the node's name has the marker of a mode (such as `__WRIT__`) but no number, this is the
-        /// dialect of the marker, and may be the same as that of the lock.
+        /// The dialect of the node. If the node's name has the marker of a mode (such as `__WRIT__`) but no number,
+        /// this is the dialect of the marker, and may be the same as that of the lock.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
     },
 
-    /// A node in the lock's directory has the sequence number of the node that this acquisition made. The servers give each
-    /// number once, so a person or another program chose the name of that node. No lock is granted beside it, because the
-    /// numbers do not show whose turn it is. Delete the node.
+    /// A node in the lock's directory has the sequence number of the node that this acquisition made. The servers give
+    /// each number once, so a person or another program chose the name of that node. No lock is granted beside it,
+    /// because the numbers do not show whose turn it is. Delete the node.
     #[error(
         "{path}/{node} has the number of the node that the servers made for this acquisition, so it was made by hand: delete it"
     )]
@@ -196,7 +198,7 @@ pub enum Error {
         error: Box<Error>,
     },
 
-    /// A guarded transaction was refused, and nothing was changed. The lock is still held.
+    /// The ensemble refused a transaction of a guard, and nothing was changed. The lock was still held at that time.
     #[error("operation {index} on {path} failed, and nothing was changed: {reason}")]
     TransactionRefused {
         /// The index of the operation, from 0, in the order in which the operations were added.
@@ -208,8 +210,8 @@ pub enum Error {
         reason: Failure,
     },
 
-    /// The [value](crate::Shared) behind the lock cannot be read or written. The lock itself works, and the value in the
-    /// ensemble is unchanged.
+    /// The [value](crate::Shared) behind the lock cannot be read or written. The lock itself works, and the value in
+    /// the ensemble is unchanged.
     #[error("{path}: {error}")]
     Value {
         /// The path of the value's node.
@@ -229,8 +231,8 @@ pub enum Error {
         path: String,
     },
 
-    /// The node of a [record](crate::Acquire::once_in) was deleted. A copy of the record says that the job was done within the
-    /// period, so the job is not due. Find out who deletes nodes. To have the job done again,
+    /// The node of a [record](crate::Acquire::once_in) was deleted. A copy of the record says that the job was done
+    /// within the period, so the job is not due. Find out who deletes nodes. To have the job done again,
     /// [forget](crate::RwLock::forget) the record.
     #[error(
         "{path} is gone, which recorded what was {last}: it is not due yet; to have it done again, forget the record"
@@ -244,7 +246,7 @@ pub enum Error {
 
     /// A server does not agree with the ensemble's leader about a node, and no other server can be used: each was
     /// tried, or does not answer. Run `zklock check` with the path of this node. The command asks all servers, and says
-    /// what to do. The caller does not hold the lock, and has no place in the queue any more.
+    /// what to do. An acquisition that failed with this error has no lock, and no place in the queue any more.
     #[error("{}", disagreement_message(.node, .server))]
     Diverged {
         /// The path of the node.
@@ -253,8 +255,8 @@ pub enum Error {
         server: String,
     },
 
-    /// The connection was lost, or the client was closed, before the answer came. The operation may or may not have been
-    /// carried out. Read the nodes to find out.
+    /// The connection was lost, or the client was closed, before the answer came. The operation may or may not have
+    /// been carried out. Read the nodes to find out.
     #[error("{operation}: the outcome is unknown: {reason}")]
     OutcomeUnknown {
         /// The operation whose outcome is unknown, in words.
@@ -263,44 +265,47 @@ pub enum Error {
         reason: String,
     },
 
-    /// The server refused the operation for a reason that no program can handle. Read the reason, and change what it
-    /// names.
+    /// The operation failed for a reason that has no variant of its own. Read the reason, and change what it names.
     #[error("{operation} {path}: {reason}")]
     Refused {
         /// The operation that was refused, in words.
         operation: &'static str,
         /// The path of the node that the operation is about.
         path: String,
-        /// The reason that the server gave.
+        /// The reason, in words.
         reason: String,
     },
 }
 
 impl Error {
-    /// The operation in a [`PermissionDenied`](Error::PermissionDenied) that says that this client may not delete its own node.
-    /// The node then stays until its session ends.
+    /// The `operation` of a [`PermissionDenied`](Error::PermissionDenied) which says that this client may not delete
+    /// its own node. The node then stays until its session ends.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
 
-    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that the caller's own [`Acl`](crate::security::Acl)
-    /// causes. The lock's directory that the client made is removed again, so no other client finds it.
+    /// The `operation` of a [`PermissionDenied`](Error::PermissionDenied) which says that this client made the lock's
+    /// directory, but may not use it, because of the client's own [`Acl`](crate::security::Acl). The client removes the
+    /// directory again.
     pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
 
-    /// Returns whether a `try_` method found the lock taken.
+    /// Returns whether the [cause](Self::cause) is [`WouldBlock`](Error::WouldBlock): mostly, a `try_` method found the
+    /// lock taken.
     pub fn is_would_block(&self) -> bool {
         matches!(self.cause(), Error::WouldBlock { .. })
     }
 
-    /// Returns whether the timeout expired.
+    /// Returns whether the [cause](Self::cause) is [`Timeout`](Error::Timeout): the timeout expired.
     pub fn is_timeout(&self) -> bool {
         matches!(self.cause(), Error::Timeout { .. })
     }
 
-    /// Returns whether a lock that was held, or a place in the queue, was lost.
+    /// Returns whether the [cause](Self::cause) is [`Lost`](Error::Lost) or [`Evicted`](Error::Evicted): a lock that
+    /// was held, or a place in the queue, was lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
     }
 
-    /// Returns what is wrong with the [value](crate::Shared) behind the lock. `None` for another kind of error.
+    /// Returns what is wrong with the [value](crate::Shared) behind the lock, if this error is [`Value`](Error::Value).
+    /// `None` for any other variant.
     pub fn value_error(&self) -> Option<&ValueError> {
         match self {
             Error::Value { error, .. } => Some(error),
@@ -308,7 +313,8 @@ impl Error {
         }
     }
 
-    /// Returns the error of the one lock that failed: the inner error of [`OneOfMany`](Error::OneOfMany), or else this error.
+    /// Returns the error of the one lock that failed: the inner error of [`OneOfMany`](Error::OneOfMany), or else this
+    /// error.
     ///
     /// # Examples
     ///
@@ -326,7 +332,8 @@ impl Error {
         }
     }
 
-    /// Wraps this error as the error of the lock at `path`, which is one lock of a [`MultiLock`](crate::MultiLock).
+    /// Turns this error of the lock at `path`, one of the locks of a [`MultiLock`](crate::MultiLock), into the error of
+    /// the `MultiLock`: [`OneOfMany`](Error::OneOfMany), or this error itself in the two cases below.
     pub(crate) fn with_lock_path(self, path: &str) -> Error {
         match self {
             // An invalid input is wrong for every lock, so no path is named. `OneOfMany` names its path already.
@@ -350,14 +357,15 @@ impl Error {
         Error::Timeout { waited, blockers: Blockers::default(), cut_off }
     }
 
-    /// Returns the error for an invalid input. A text that repeats a very long input is shortened in the middle.
+    /// Returns the error for an invalid input. If the text has more than 4,000 characters, its middle is left out.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
         // A text about the longest path, of 1,024 bytes, has fewer than 4,000 characters, and is not shortened.
         Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 
-    /// Turns the failure of a request into an error. If the caller holds the lock, use [`Error::from_failure_under_lock`] instead,
-    /// because the end of the session is then a loss.
+    /// Turns the failure of a request into an error. `operation` and `path` are what the request did, and where. If the
+    /// caller holds the lock, use [`Error::from_failure_under_lock`] instead, because the end of the session is then a
+    /// loss.
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
         match failure {
@@ -374,8 +382,8 @@ impl Error {
         }
     }
 
-    /// Turns the failure of a request that was sent under a lock into an error. The end of the session is the loss of
-    /// the lock, because the lock's node ends with the session.
+    /// Turns the failure of a request that was sent while a lock was held into an error. The end of the session becomes
+    /// [`Error::Lost`], because the lock's node ends with the session.
     pub(crate) fn from_failure_under_lock(failure: Failure, operation: &'static str, path: &str) -> Error {
         match failure {
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
@@ -384,7 +392,7 @@ impl Error {
     }
 }
 
-/// Returns why the call was not done at the timeout, in words.
+/// Returns the words for why the call was not done at the timeout.
 fn timeout_reason(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
     match cut_off {
         None => blockers.to_string(),
@@ -398,8 +406,8 @@ fn timeout_reason(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PermitsError {
-    /// The number was never set. Set it with [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with a
-    /// [number](crate::semaphore::SemaphoreBuilder::permits).
+    /// The number was never set. Set it with [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with
+    /// a [number](crate::semaphore::SemaphoreBuilder::permits).
     #[error("has no number of permits yet: set it with set_permits, or with zklock permits")]
     Unset,
     /// The node with the number was deleted. Find out who deletes nodes, and set the number again with
@@ -411,8 +419,8 @@ pub enum PermitsError {
         /// The number of permits before the deletion.
         was: u32,
     },
-    /// This handle was opened with another number than the ensemble has. Open all handles with the same number or, better,
-    /// with none, and change the number with [`set_permits`](crate::Semaphore::set_permits).
+    /// This handle was opened with another number than the ensemble has. Open all handles with the same number or,
+    /// better, with none, and change the number with [`set_permits`](crate::Semaphore::set_permits).
     #[error(
         "has {theirs} permits, and was opened here with {ours}: leave the number out, or change it with set_permits or zklock permits"
     )]
@@ -422,8 +430,8 @@ pub enum PermitsError {
         /// The number of permits in the ensemble.
         theirs: u32,
     },
-    /// The request is for more permits than exist, so it could never be granted. Ask for fewer permits, or raise the number
-    /// with [`set_permits`](crate::Semaphore::set_permits).
+    /// The request is for more permits than the semaphore has, so it is not granted. Ask for fewer permits, or raise
+    /// the number with [`set_permits`](crate::Semaphore::set_permits).
     #[error(
         "has {permits} permits, and {wanted} are wanted: ask for fewer, or raise the number with set_permits or zklock permits"
     )]
@@ -443,17 +451,17 @@ pub enum PermitsError {
     /// the semaphore is not used any more, [remove](crate::Semaphore::remove) it.
     #[error("is a semaphore: a path is a lock or a semaphore, so use another one, or remove the semaphore")]
     NoLock,
-    /// The path has an empty node without a number of permits. The node may be the directory of a lock that is idle now, and a
-    /// number in the node would keep the lock's users out. Use another path. If no lock is there, set the number with
-    /// [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
+    /// The path has an empty node without a number of permits. The node may be the directory of a lock that is idle
+    /// now, and a number in the node would keep the lock's users out. Use another path. If no lock is there, set the
+    /// number with [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
     #[error("exists without a number of permits, and may be a lock that is idle now: use another path")]
     EmptyNode,
-    /// The path is used for something else: a job's [record](crate::Acquire::once_in) lies beside it, or the path has other
-    /// nodes below it, as a [value](crate::Shared) has. The text names the node. Use another path.
+    /// The path is used for something else: a job's [record](crate::Acquire::once_in) lies beside it, or the path has
+    /// other nodes below it, as a [value](crate::Shared) has. The text names the node. Use another path.
     #[error("is used for something else, of which {0} is a part: use another path")]
     OtherUse(String),
-    /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names the
-    /// node. Remove that node, or use another path.
+    /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names
+    /// the node. Remove that node, or use another path.
     #[error("cannot be counted: {0}")]
     Doubtful(String),
 }

@@ -1,4 +1,4 @@
-//! The parts of an [`Error`](crate::Error).
+//! The types of the fields of an [`Error`](crate::Error).
 
 #[allow(clippy::module_inception)]
 pub(crate) mod error;

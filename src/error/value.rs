@@ -1,4 +1,5 @@
-//! [`ValueError`], with one variant for each reaction of a caller.
+//! [`ValueError`], with a variant for each thing that a caller may have to do about it. Also [`Written`], the last
+//! write of a value.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -17,8 +18,8 @@ pub enum ValueError {
     #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
     Unset,
 
-    /// The node of the value was deleted. The [initial](crate::shared::SharedBuilder::initial) value is not
-    /// written in its place. Find out who deletes nodes, and write a value with [`replacing`](crate::Acquire::replacing).
+    /// The node of the value was deleted. The [initial](crate::shared::SharedBuilder::initial) value is not written in
+    /// its place. Find out who deletes nodes, and write a value with [`replacing`](crate::Acquire::replacing).
     #[error("its node is gone, and so is the value that was set: write one with `replacing`")]
     Vanished,
 
@@ -41,7 +42,7 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The value was written by a program that knows a newer schema. Update this program.
+    /// The value has a newer schema than this program knows. Update this program.
     #[error("it has schema {}, and this program knows none after {known}: last written by {written}", written.schema)]
     NewerSchema {
         /// The newest schema that this program knows.
@@ -50,8 +51,8 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The value was written with an older schema, and cannot be converted to the schema of this handle. Fix the
-    /// [migration](crate::shared::SharedBuilder::migrate).
+    /// The value was written with an older schema, and cannot be converted to the schema of this handle. Add the
+    /// [migration](crate::shared::SharedBuilder::migrate), or fix it.
     #[error("it has schema {}, which cannot be brought to {known}: {problem}; last written by {written}", written.schema)]
     OlderSchema {
         /// The schema of this handle.
@@ -62,8 +63,8 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The value has the format and the schema of this handle, but does not fit the handle's type. Fix the type, or raise the
-    /// [schema](crate::shared::SharedBuilder::schema).
+    /// The value has the format and the schema of this handle, but does not fit the handle's type. Fix the type, or
+    /// raise the [schema](crate::shared::SharedBuilder::schema).
     #[error("it does not fit the type: {problem}; last written by {written}")]
     WrongType {
         /// The text of the format's error.
@@ -84,14 +85,15 @@ pub enum ValueError {
     TooLarge {
         /// The size of the value in bytes, including its header.
         bytes: usize,
-        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit). A value above this limit is not sent. `None` if the
-        /// value was sent, and the servers closed the connection each time, because it exceeds their `jute.maxbuffer`.
+        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit). A value above this limit is not sent. `None`
+        /// if the value was sent, and the servers closed the connection each time, because it exceeds their
+        /// `jute.maxbuffer`.
         limit: Option<usize>,
     },
 }
 
 impl ValueError {
-    /// Returns whether the error says that no value exists.
+    /// Returns whether the error is [`ValueError::Unset`] or [`ValueError::Vanished`]: no value exists.
     pub(crate) fn is_no_value(&self) -> bool {
         matches!(self, ValueError::Unset | ValueError::Vanished)
     }

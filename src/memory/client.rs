@@ -1,7 +1,7 @@
 //! The clients of an embedded ensemble, and the faults that a test can inject.
 //!
-//! Without faults, every request is answered before the call that makes it returns. So a test that polls by hand decides
-//! every interleaving itself, without threads or sleeps.
+//! Without faults, every request is answered before the call that makes it returns. So a test that polls by hand
+//! decides every interleaving itself, without threads or sleeps.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,13 +21,14 @@ use crate::telemetry::debug::debug;
 
 /// A client of an embedded ensemble. Such an ensemble is a part of this process, so tests and examples need no server.
 ///
-/// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With the [`faults`](Self::faults) of a client, a test
-/// can do to the client's session everything that a network can do. A `Memory` needs no runtime. A timeout inside a tokio
-/// runtime uses that runtime's clock, so tokio's paused time works.
+/// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With the [`faults`](Self::faults) of a
+/// client, a test can break the client's connection, lose requests and answers, and end the client's session. A
+/// `Memory` needs no runtime. A timeout inside a tokio runtime with timers uses that runtime's clock, so tokio's paused
+/// time works.
 ///
 /// # Clone
-/// Clones share one session. [`Memory::connect`] returns a client of the same ensemble with a session of its own, as another
-/// process would have.
+/// Clones share one session. [`Memory::connect`] returns a client of the same ensemble with a session of its own, as
+/// another process would have.
 ///
 /// # Examples
 ///
@@ -52,7 +53,8 @@ pub struct Memory {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// The client's session; `None` before the first use. A session ends when neither a client nor a guard owns it.
+    /// The client's newest session, which may be over; `None` before the first use. A session also ends when its last
+    /// owner, such as a client or a guard, is dropped.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -87,8 +89,8 @@ impl Memory {
         }
     }
 
-    /// Closes this client for good. The client's session ends, and the session's nodes are deleted. The client's guards are
-    /// lost, its waiting acquisitions fail, and new acquisitions are refused.
+    /// Closes this client for good. The client's session ends, and the session's nodes are deleted. The client's guards
+    /// are lost, its waiting acquisitions fail, and new acquisitions are refused.
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
@@ -108,12 +110,13 @@ impl Memory {
         children_of(&self.client.ensemble.world().tree, path.as_ref())
     }
 
-    /// Returns the id of this client's session, if it has one.
+    /// Returns the id of this client's newest session, which may be over. `None` if the client has not opened one.
     pub fn session_id(&self) -> Option<i64> {
         self.session().map(|session| session.id())
     }
 
-    /// Calls `act` with the id of this client's session, if it has one, and makes the deliveries that `act` adds.
+    /// If this client has opened a session, calls `act` with the id of the newest one. Then makes the deliveries that
+    /// `act` has added to its list.
     pub(super) fn change_ensemble(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Delivery>)) {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
@@ -209,40 +212,44 @@ impl Memory {
 
 impl Faults {
     /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of the end
-    /// immediately or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). The client's next
-    /// acquisition opens a new session.
+    /// immediately or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). After that, its
+    /// next acquisition opens a new session.
     pub fn expire(&self) {
         self.zk.change_ensemble(|world, id, fired| world.end_session(id, Ending::Expired, fired));
     }
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble
-    /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session. So a release waits for
-    /// its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
+    /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session. So a release waits
+    /// for its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
     pub fn cut(&self) {
         // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
         let _session = self.zk.open_session();
         self.zk.change_ensemble(World::cut);
     }
 
-    /// Restores the connection: missed events arrive, and the requests that waited are executed in their order.
+    /// Restores the connection: missed events arrive, and the requests that waited are executed in their order. If the
+    /// session was [expired](Self::expire) meanwhile, the client learns of that instead, and the requests fail.
     pub fn heal(&self) {
         self.zk.change_ensemble(World::heal);
     }
 
-    /// Loses the answer to the next write (create, delete or transaction). The ensemble executes the write. If the client's
-    /// server [lags](Self::lag), that server does not show the write.
+    /// Loses the answer to this client's next write (create, delete or transaction), which the ensemble executes. If
+    /// the client's server [lags](Self::lag), it does not show that write before it is brought up to date.
     pub fn lose_next_reply(&self) {
         self.lose_next(LostMessage::Reply);
     }
 
-    /// Loses the next write (create, delete or transaction) before it reaches the ensemble. The write gets no answer.
+    /// Loses this client's next write (create, delete or transaction) before it reaches the ensemble. To the client the
+    /// outcome is unknown.
     pub fn lose_next_request(&self) {
         self.lose_next(LostMessage::Request);
     }
 
-    /// Lets this client's server lag behind the other servers: reads show the past, and events are late.
+    /// Lets this client's server lag behind the other servers: reads show the nodes as they are now, and events are
+    /// withheld.
     ///
-    /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server lags again.
+    /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server
+    /// lags again.
     pub fn lag(&self) {
         self.zk.change_ensemble(|world, id, _| world.lag(id));
     }
@@ -258,8 +265,8 @@ impl Faults {
         self.zk.change_ensemble(World::catch_up);
     }
 
-    /// Lets this client's server forget all watches that the client has set so far, like a server that has lost its newest
-    /// state. The forgotten watches report no change any more.
+    /// Lets this client's server forget all watches that the client has set so far, like a server that has lost its
+    /// newest state. The forgotten watches report no change any more.
     pub fn forget_watches(&self) {
         self.zk.change_ensemble(|world, id, _| world.forget_watches(id));
     }
@@ -270,13 +277,14 @@ impl Faults {
     ///
     /// If the ensemble deletes a frozen node, the node becomes a ghost, which only this server still has. A client that
     /// finds a ghost connects to another server, which has no frozen nodes. After a [cut](Self::cut),
-    /// [`heal`](Self::heal) also connects the client to another server.
+    /// [`heal`](Self::heal) also connects the client to another server. [`keep_server`](Self::keep_server) prevents
+    /// both.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change_ensemble(|world, id, _| world.freeze(id, path.as_ref()));
     }
 
-    /// Gives this client only one server. When the connection is [healed](Self::heal), the client is connected to the same
-    /// server again, which still shows its [frozen](Self::freeze) nodes.
+    /// Gives this client only one server. Each new connection leads to the same server, which still shows its
+    /// [frozen](Self::freeze) nodes.
     pub fn keep_server(&self) {
         // Opens a session if there is none yet, because the state of the server belongs to a session.
         let _session = self.zk.open_session();
@@ -293,14 +301,14 @@ impl Faults {
         self.zk.client.ensemble.change(|world, fired| world.remove(path.as_ref(), fired));
     }
 
-    /// Sets the sequence number of the next sequential node in this directory.
+    /// Sets the sequence number of the next sequential node in this directory, if the directory exists.
     pub fn set_next_sequence(&self, directory: impl AsRef<str>, next: i32) {
         self.zk.client.ensemble.change(|world, _| world.set_next_sequence(directory.as_ref(), next));
     }
 
     /// Sets the ensemble's clock forward. The clock gives the times at which nodes were created and their data were
-    /// set. Sessions are not affected. With this method, tests of [`Acquire::once_in`](crate::Acquire::once_in) need not
-    /// wait until a period is over.
+    /// set. Sessions are not affected. With this method, tests of [`Acquire::once_in`](crate::Acquire::once_in) need
+    /// not wait until a period is over.
     ///
     /// # Examples
     ///
@@ -327,7 +335,7 @@ impl Faults {
         *behind = behind.saturating_add(by);
     }
 
-    /// Returns a copy of all that the ensemble holds now, for [`Faults::restore`].
+    /// Returns a copy of all nodes and of the newest transaction id, for [`Faults::restore`].
     pub fn back_up(&self) -> Backup {
         let world = self.zk.client.ensemble.world();
         Backup { tree: Arc::clone(&world.tree), zxid: world.zxid }

@@ -1,4 +1,5 @@
-//! The embedded backend: an ensemble in this process, and its [`Faults`]. See [`Memory`](crate::Memory).
+//! The embedded backend: a simulated ensemble in this process, and the [`Faults`] that a test can inject. See
+//! [`Memory`](crate::Memory).
 
 mod server;
 mod session;

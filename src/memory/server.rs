@@ -25,11 +25,12 @@ pub(super) struct Ensemble {
     pub(super) requests: AtomicU64,
 }
 
-/// A function that delivers a reply or an event to a client. It is called after the world is unlocked, because a woken task may
-/// send a request to the ensemble. Its argument is `false` if a reply has to be lost. An event arrives in any case.
+/// A function that delivers a reply, an event or the state of the connection to a client. Called after the [`World`] is
+/// unlocked, because a task that it wakes may send a request, which locks the `World`. With the argument `false`, a
+/// reply is lost, but anything else is delivered.
 pub(super) type Delivery = Box<dyn FnOnce(bool) + Send>;
 
-/// A request of a session. Executed immediately, or when the connection of the session is restored.
+/// A request of a session. Executed immediately or, while the session is cut off, once its connection is restored.
 pub(super) type SessionRequest = Box<dyn FnOnce(&mut World, &mut Vec<Delivery>) + Send>;
 
 /// The nodes and sessions of an embedded ensemble. Each request locks the whole world.
@@ -39,33 +40,36 @@ pub(super) struct World {
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
-    /// The live sessions by their ids. Sorted, so that each run of a test delivers events in the same order.
+    /// The sessions by their ids. A session that has ended stays here until its client learns of the end. Sorted, so
+    /// that each run of a test delivers events in the same order.
     pub(super) sessions: BTreeMap<i64, SessionState>,
-    /// Pairs of a watched key and the id of a session that watches the key. May contain a session whose watch has already
-    /// fired. Without this set, an ensemble of 100,000 sessions would go through all sessions for each change.
+    /// Pairs of a watch's key (see [`SessionState::watches`]) and the id of a session with such a watch. The watch may
+    /// have fired already. Without this set, an ensemble of 100,000 sessions would go through all sessions for each
+    /// change.
     watching: BTreeSet<(String, i64)>,
-    /// The sessions with a lagging server. Each change is stored for each of them, also without a watch: the client may
-    /// later set a watch on a node that only the lagging server still has. That watch must fire when the server catches
-    /// up.
+    /// The sessions with a lagging server. Each change is stored for each of these sessions, even if no watch is set:
+    /// the client may later set a watch on a node that only the lagging server still has. That watch must fire when the
+    /// server catches up.
     lagging: BTreeSet<i64>,
 }
 
 pub(super) struct SessionState {
     store: Arc<SessionStore>,
     pub(super) is_cut: bool,
-    /// Why the ensemble has ended the session, if the client has not learned of the end yet. `None` while the session lives.
+    /// Why the ensemble has ended the session, if the client has not learned of the end yet. `None` while the session
+    /// lives.
     ended_as: Option<Ending>,
     /// The nodes that a lagging server shows; `None` if the server does not lag.
     view: Option<Arc<Tree>>,
-    /// The events that a lagging server has not reported yet.
+    /// The changes that a lagging server has not reported yet.
     late: Vec<WatchEvent>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
     pub(super) withheld: Option<Vec<Delivery>>,
-    /// The id of the ensemble's newest transaction at the time when the client's connection was cut.
+    /// The id of the ensemble's newest transaction when the client's connection was last cut; 0 before the first cut.
     seen: i64,
     /// The requests that the client sent while it was cut off.
     pub(super) waiting: Vec<SessionRequest>,
-    /// The faults of the next writes, in order.
+    /// What is lost of each of the session's next writes, in order. Later writes lose nothing.
     faults: VecDeque<LostMessage>,
     /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
     /// still shows them.
@@ -158,8 +162,8 @@ impl World {
         self.last_session
     }
 
-    /// Executes a request, unless the session is over or the session's next fault loses the request. The fault may also
-    /// lose only the reply.
+    /// Executes a request and returns its result. If the session is over, only returns [`Failure::Over`]. If the
+    /// request is a write, an injected fault may lose it or its reply; the result is then [`Failure::Unknown`].
     pub(super) fn carry_out<T>(
         &mut self,
         session: i64,
@@ -177,8 +181,8 @@ impl World {
         }
         let result = act(self, fired);
         store.record_zxid(self.zxid);
-        // A write whose reply arrives brings a lagging server up to date. A write whose reply is lost does not, because the
-        // client may reach another server next, which may still lack the write.
+        // A write whose reply arrives brings a lagging server up to date. A write whose reply is lost does not, because
+        // the client may reach another server next, which may still lack the write.
         if lost == Some(LostMessage::Reply) {
             return Err(Failure::Unknown("the answer was lost".to_owned()));
         }
@@ -218,7 +222,8 @@ impl World {
         }
     }
 
-    /// Brings a session's lagging server up to date. After that, the server lags again. Does nothing if it does not lag.
+    /// Brings a session's lagging server up to date. After that, the server lags again. Does nothing to a server that
+    /// does not lag.
     pub(super) fn update_view(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
@@ -243,7 +248,8 @@ impl World {
     fn notify_watchers(&mut self, changes: &[WatchEvent], fired: &mut Vec<Delivery>) {
         let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
         let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
-        // A `BTreeSet` is sorted and has no duplicates, so each session is notified once, and in the same order in each run.
+        // A `BTreeSet` is sorted and has no duplicates. So the loop visits each session once, in the same order in each
+        // run.
         let concerned: BTreeSet<i64> = watch.chain(&self.lagging).copied().collect();
         for session in concerned {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
@@ -261,7 +267,8 @@ impl World {
         fired: &mut Vec<Delivery>,
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
-        // `make_mut` copies all nodes, but only if a lagging server or a backup shares them.
+        // `make_mut` copies all nodes, but only while something else, such as a lagging server or a backup, shares
+        // them.
         let at = TransactionStamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
@@ -303,8 +310,8 @@ impl World {
     pub(super) fn end_session(&mut self, session: i64, why: Ending, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
-        // If the client has closed the session, or a task of the session has failed, the client knows of the end without a
-        // connection.
+        // If the client has closed the session, or a task of the session has failed, the client knows of the end
+        // without a connection.
         let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
         let owned = std::mem::take(&mut state.owned).into_iter().collect();
         if is_notified {
@@ -337,8 +344,8 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) else { return };
         state.seen = self.zxid;
         state.is_cut = true;
-        // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits for the
-        // connection before it asks again.
+        // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits
+        // for the connection before it asks again.
         fired.extend([
             state.change_of_store(|it| it.steady(false)),
             state.change_of_store(|it| it.set_connected(false)),
@@ -355,7 +362,8 @@ impl World {
     }
 
     /// Restores a session's connection, delivers the events that its client missed, and executes the requests that
-    /// waited. If the ensemble has ended the session meanwhile, only reports this end to the client.
+    /// waited. If the ensemble has ended the session meanwhile, only reports this end to the client, and lets the
+    /// requests fail.
     pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_cut) else { return };
         if let Some(why) = state.ended_as {
@@ -394,8 +402,9 @@ impl World {
     }
 
     /// Connects a session to another server, as
-    /// [`Session::leave_server`](crate::session::contract::Session::leave_server) says. Returns `Some(false)` if the
-    /// session has lost the connection with this number already, and `None` if it may not leave its only server again.
+    /// [`Session::leave_server`](crate::session::contract::Session::leave_server) says. Returns `Some(true)` if this
+    /// call has done so, and `Some(false)` if the session no longer has the connection with the number `connection`.
+    /// Returns `None` if the session may not leave its only server again.
     pub(super) fn leave_server(&mut self, session: i64, connection: u64, fired: &mut Vec<Delivery>) -> Option<bool> {
         let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
         if state.store.connection() != connection {
@@ -417,8 +426,8 @@ impl World {
         }
     }
 
-    /// Restores all nodes from a backup, and ends all sessions without deleting their nodes. So the ephemeral nodes in the
-    /// backup exist again, and belong to no live session.
+    /// Restores all nodes and the newest transaction id from a backup, and ends all sessions without deleting their
+    /// nodes. So the ephemeral nodes in the backup exist again, and belong to no live session.
     pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Delivery>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
@@ -435,7 +444,7 @@ impl World {
         }
     }
 
-    /// Lets a session's server show the newest state, and answer the requests that it has received while it was silent.
+    /// Lets a session's server show the newest state, and send the answers and events that it has withheld.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         self.update_view(session, fired);
         self.lagging.remove(&session);

@@ -42,7 +42,7 @@ impl MemorySession {
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
 
-    /// Executes a request now, or when the connection is restored.
+    /// Executes a request now or, while the connection is cut, once it is restored. Returns the reply.
     fn request<T: Send + 'static>(
         &self,
         is_write: bool,
@@ -184,11 +184,12 @@ fn children_and_stat_of(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<
     }
 }
 
-/// Returns a timer on the clock of the caller's runtime, which a test may have paused. Without a runtime, or in a
-/// runtime without timers, returns a timer on the real clock.
+/// Returns a timer on the clock of the caller's tokio runtime. A test may have paused that clock. Without a runtime, or
+/// in a runtime without timers, returns a timer on the real clock.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        // Tokio's `sleep` panics if the runtime has no timers. There is no other way to find that out.
+        // Tokio's `sleep` panics if the runtime has no timers. Tokio has no other way to find out whether there are
+        // timers.
         if let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
             // A task may outlive the runtime in which its timer was made. Tokio's own timer panics when it is polled
             // after the end of that runtime. The timer that is returned here elapses at once instead.

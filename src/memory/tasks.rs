@@ -13,8 +13,8 @@ use crate::session::request::Task;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// An executor without a thread of its own: the thread that wakes a task runs the task. So apart from timers that fire, tasks
-/// run only during calls that a test makes.
+/// An executor without a thread of its own: the thread that wakes a task runs the task, unless another thread runs
+/// tasks already. So a task runs only during a call of the test, or when a timer fires.
 #[derive(Default)]
 pub(super) struct Executor {
     /// The thread that runs the tasks holds this mutex while it does so.
@@ -30,11 +30,11 @@ impl Executor {
         self.run();
     }
 
-    /// Runs the tasks that are ready. If a thread is running tasks already, returns, and that thread runs these tasks, too.
-    /// The running thread may be the caller's own, because a running task may wake other tasks.
+    /// Runs the tasks that are ready. If a thread is running tasks already, returns, and that thread runs these tasks,
+    /// too. The running thread may be the caller's own, because a running task may wake other tasks.
     ///
     /// # Panics
-    /// If a task panics. The other tasks run first.
+    /// If a task panics. The other tasks that are ready run first.
     fn run(self: &Arc<Self>) {
         let waker = Waker::from(Arc::new(ExecutorWaker(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
@@ -47,13 +47,14 @@ impl Executor {
                 tasks.extend(std::mem::take(&mut *self.spawned.lock()));
                 loop {
                     // This thread may be in the poll of a tokio task that has used up its cooperative budget. Without
-                    // `unconstrained`, each poll here would then yield and wake the executor again, without end.
+                    // `unconstrained`, tokio's futures in these tasks would then wake the executor again in each poll,
+                    // without end.
                     let mut poll = || pin!(unconstrained(tasks.next())).poll(&mut context);
                     match catch_unwind(AssertUnwindSafe(&mut poll)) {
                         Ok(Poll::Ready(Some(()))) => {}
                         Ok(_) => break,
-                        // The panic has dropped only the task that panicked. The loop goes on, because only a poll that
-                        // returns pending registers the waker for the other tasks.
+                        // The panic has dropped only the task that panicked. The loop goes on, because other tasks may
+                        // be ready.
                         Err(panic) => panicked = Some(panic),
                     }
                 }

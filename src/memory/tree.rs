@@ -15,7 +15,7 @@ pub(super) struct Node {
     pub(super) data: Vec<u8>,
     pub(super) czxid: i64,
     pub(super) mzxid: i64,
-    /// The id of the last transaction that created or deleted a child.
+    /// The id of the last transaction that created or deleted a child; before that, of the one that created the node.
     pub(super) pzxid: i64,
     pub(super) version: i32,
     pub(super) ctime: SystemTime,
@@ -34,7 +34,8 @@ impl Node {
     }
 }
 
-/// A copy of all nodes of an embedded ensemble. Made by [`Faults::back_up`](super::Faults::back_up).
+/// A copy of all nodes of an embedded ensemble, with its newest transaction id. Made by
+/// [`Faults::back_up`](super::Faults::back_up).
 #[derive(Clone)]
 pub struct Backup {
     pub(super) tree: Arc<Tree>,
@@ -57,9 +58,10 @@ pub(super) type WatchEvent = (String, Event);
 pub(super) struct Committed {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
-    /// The watches to fire, in the order in which a server reports the changes.
+    /// The keys of the watches to fire, with their events, in the order in which a server reports the changes.
     pub(super) changes: Vec<WatchEvent>,
-    /// Each changed node's path and former state, in the order of the operations. `None` if the node did not exist.
+    /// Each changed node's path and its state before the change (`None` if it did not exist), in the order of the
+    /// changes. A node that was changed twice occurs twice.
     pub(super) before: Vec<(String, Option<Node>)>,
 }
 
@@ -88,7 +90,7 @@ pub(super) fn commit(
 struct TreeTransaction<'a> {
     tree: &'a mut Tree,
     at: TransactionStamp,
-    /// The owner of the ephemeral nodes that the transaction creates.
+    /// The id of the session that owns the ephemeral nodes that the transaction creates.
     session: i64,
     changes: Vec<WatchEvent>,
     before: Vec<(String, Option<Node>)>,
@@ -113,7 +115,8 @@ impl TreeTransaction<'_> {
         }
     }
 
-    /// Creates a node, and returns its path, including the sequence number of a sequential node.
+    /// Creates a node, and returns its path, which includes the sequence number of a sequential node. A node directly
+    /// below the root gets no number.
     fn create(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
         let is_ephemeral = |kind: Kind| matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential);
         let parent = parent_of(path);
@@ -168,8 +171,8 @@ impl TreeTransaction<'_> {
             parent.pzxid = self.at.zxid;
         }
         self.before.push((path.to_owned(), self.tree.remove(path)));
-        // A server notifies the watches on the node first, then the watches on its children, then those on its parent's
-        // children.
+        // A real server fires the watches on the node first, then those on the node's children, then those on its
+        // parent's children.
         self.changes.push((path.to_owned(), Event::Deleted));
         self.changes.push((children_watch_key(path), Event::Deleted));
         self.changes.push((children_watch_key(parent_of(path)), Event::Changed));
@@ -194,13 +197,14 @@ pub(super) fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// Returns whether the path, or the key of a watch, belongs to the node at `top` or to a node below `top`.
+/// Returns whether the path, or the key of a watch, belongs to the node at `top`, or to a node below that node. `top`
+/// must not be `/`.
 pub(super) fn is_at_or_below(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the key of a watch on a node's children: the node's path and a slash. No path but that of the root ends with
-/// a slash, and the root has no watch of its own.
+/// Returns the key of a watch on a node's children: the node's path and a slash, or `/` for the root. The key differs
+/// from the path of each node but the root, and the root itself is not watched.
 pub(super) fn children_watch_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
 }

@@ -18,8 +18,8 @@ use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::debug::debug;
 
-/// The node of a hold, and its session. A task or stream that observes the hold owns this pair. Owning the pair does not keep
-/// the lock held.
+/// The node of a hold, and its session. A task or stream that observes the hold owns this pair. Owning the pair does
+/// not keep the lock held.
 pub(crate) type ObservedHold = (Arc<Node>, Arc<dyn Session>);
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
@@ -28,7 +28,7 @@ pub(crate) type ObservedHold = (Arc<Node>, Arc<dyn Session>);
 /// Made by [`Hold::changes`](crate::Hold::changes), [`MultiGuard::changes`](crate::MultiGuard::changes),
 /// [`Leadership::changes`](crate::Leadership::changes) and [`Shared::changes`](crate::Shared::changes).
 ///
-/// The states of a guard end with [`HoldState::Lost`], or when the guard is released.
+/// The states of a guard end with [`HoldState::Lost`], or when the guard is released or dropped.
 ///
 /// This type is also a [`Stream`], for the combinators of `futures` and `tokio-stream`. It has the items that
 /// [`next`](Self::next) returns.
@@ -59,10 +59,10 @@ impl<T> Changes<T> {
         Changes { items: Mutex::new(Box::pin(items.fuse())) }
     }
 
-    /// Waits for the next change. The first call returns the present state immediately. `None` means that no change can
-    /// follow.
+    /// Waits for the next change. The first call returns the present state: that of a guard immediately, and a leader
+    /// or a value once it is known. `None` means that no change can follow.
     ///
-    /// Changes between two calls may be skipped, but never the newest.
+    /// If several changes happen between two calls, only the newest is sure to be returned.
     ///
     /// # Cancel safety
     /// No change is lost by dropping the future.
@@ -81,13 +81,13 @@ impl<T> Stream for Changes<T> {
 
 debug!(Changes<T> as "Changes" for [T], |_it|);
 
-/// A part of a guard. When the guard is dropped, this part ends the streams of the guard's states. The streams cannot wait for
-/// the end of the node instead, because a node that is kept or shared outlives the guard.
+/// A part of a guard. When the guard is dropped, this part ends the streams of the guard's states. The streams cannot
+/// wait for the end of the node instead, because a node that is kept or shared may outlive the guard.
 #[derive(Debug, Default)]
 pub(crate) struct DropSignal(OnceLock<watch::Sender<()>>);
 
 impl DropSignal {
-    /// Returns a stream of the combined states of the guard's holds, of which there is at least one.
+    /// Returns a stream of the combined states of the guard's holds. `holds` must not be empty.
     pub(crate) fn stream_states_of(&self, holds: impl IntoIterator<Item = ObservedHold>) -> Changes {
         let holds: Arc<[ObservedHold]> = holds.into_iter().collect();
         let states = unfold(None, move |last| {
@@ -95,14 +95,14 @@ impl DropSignal {
             next.map(|next| next.map(|state| (state, Some(state))))
         });
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // Nothing is sent on this channel. `changed` returns an error when the guard, and with it the sender, is dropped. The
-        // error ends the stream.
+        // Nothing is sent on this channel. `changed` returns when the guard, and with it the sender, is dropped. That
+        // ends the stream.
         Changes::new(states.take_until(Box::pin(async move { drop(life.changed().await) })))
     }
 }
 
-/// Waits until the combined state of the holds is of another kind than `last`. Returns `None` if a hold was released, or if
-/// `last` is a loss, which no state can follow.
+/// Waits until the combined state of the holds is of another variant than `last`, and returns it. Returns `None` if a
+/// hold was released, or if `last` is a loss, which no state can follow.
 async fn next_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
@@ -120,8 +120,8 @@ async fn next_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Opti
     select_all(changes).await.0
 }
 
-/// Combines the states of several holds. Returns the first loss in the list, or else the suspect state that ends first, or else
-/// `Held`. `None` for an empty list.
+/// Combines the states of several holds. Returns the first loss in the list, or else the suspect state with the
+/// earliest `until`, or else `Held`. `None` for an empty list.
 pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),

@@ -17,10 +17,11 @@ use crate::session::presence::{self, NAMED, check_operation};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 
-/// The maximum number of nodes that one request reads.
+/// The maximum number of nodes that one call of [`Session::data_of_each`] reads. A server that supports multi-reads
+/// gets one request for them.
 pub(super) const NODES_A_REQUEST: usize = 256;
 
-/// The maximum number of requests in flight while the nodes of a queue are read.
+/// The maximum number of such calls in flight while the nodes of a queue are read.
 const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
@@ -28,7 +29,7 @@ const REQUESTS_IN_FLIGHT: usize = 4;
 pub(crate) struct LockPaths {
     /// The path that the user gave.
     pub(crate) path: Arc<str>,
-    /// The directory of the queue.
+    /// The directory of the queue. For a lock, the same as `path`.
     pub(crate) queue: Arc<str>,
     /// The directory of the permits. `None` for a lock.
     pub(crate) permits: Option<Arc<str>>,
@@ -66,8 +67,8 @@ impl LockPaths {
         tokio::try_join!(taken, call::list_children(session, &self.queue, is_synced))
     }
 
-    /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens. Sends
-    /// all reads before it awaits the first reply.
+    /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens.
+    /// Sends all reads before it awaits the first reply.
     async fn read_members(
         &self,
         session: &Arc<dyn Session>,
@@ -76,8 +77,8 @@ impl LockPaths {
     ) -> Result<Vec<Member>, Failure> {
         let paths: Vec<String> = members.iter().map(|member| self.node_path(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
-        // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it were
-        // left out, a held lock could seem to have waiters but no holder.
+        // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it
+        // were left out, a held lock could seem to have waiters but no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
             Some(node) => with_node_data(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
@@ -105,8 +106,8 @@ impl LockPaths {
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
-    /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's queue
-    /// such a contender still waits for permits.
+    /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's
+    /// queue such a contender still waits for permits.
     fn as_member(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_from_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
@@ -115,14 +116,15 @@ impl LockPaths {
         }
     }
 
-    /// Reads the contenders that `me` waits for. `names` are the names in the queue.
+    /// Returns the contenders that `me` waits for according to `names`, the names in the queue. Reads the data of the
+    /// first [`NAMED`] contenders' nodes, as [`read_blockers_in_time`](Self::read_blockers_in_time) does.
     pub(crate) async fn read_blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
         let seen = self.read_progress(session, names, me).await.blockers;
         self.read_blockers_in_time(session, me.dialect(), seen).await
     }
 
-    /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permit nodes of a semaphore, but
-    /// does not read the data of any node.
+    /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permit nodes of a
+    /// semaphore, but does not read the data of any node.
     pub(crate) async fn read_progress(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Progress {
         self.progress_from_names(&self.list_permit_nodes(session).await, names, me)
     }
@@ -131,8 +133,8 @@ impl LockPaths {
     /// `ahead` is empty, all permit nodes of a semaphore. For a lock with an empty `ahead`, asks nothing.
     ///
     /// Returns whether the leader lacks one of these nodes. The caller then lists the queue again. If this client's
-    /// server lists a node that the leader lacks, connects to another server. If the leader does not answer within a
-    /// session timeout, returns `false`.
+    /// server lists a node that the leader lacks, connects to another server, or fails if there is none. If the leader
+    /// does not answer within a session timeout, returns `false`.
     pub(crate) async fn ask_leader_if_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
         let (directory, names) = match (&self.permits, ahead) {
             (Some(permits), []) => (permits, self.list_permit_nodes(session).await),
@@ -145,8 +147,8 @@ impl LockPaths {
         presence::leave_server_if_listed(session, directory, gone).await.map(|_| are_gone)
     }
 
-    /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the queue.
-    /// Sends nothing.
+    /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the
+    /// queue. Sends nothing.
     pub(crate) fn progress_from_names(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_and_length(me, names);
         let ahead = turn::ahead_of(me, names);
@@ -157,8 +159,8 @@ impl LockPaths {
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
-    /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be read
-    /// within a session timeout, the blockers have only the data that are in their names, such as their hosts.
+    /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be
+    /// read within a session timeout, returns the blockers unchanged.
     pub(crate) async fn read_blockers_in_time(
         &self,
         session: &Arc<dyn Session>,

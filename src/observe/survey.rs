@@ -20,28 +20,29 @@ use crate::validation;
 /// The maximum number of listings in flight.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of the locks and semaphores at and below a path. A lock or semaphore is left out if it has no contenders and no
-/// record of a job.
+/// The queues of the locks and semaphores at and below a path. A lock or semaphore is left out if it has no contenders
+/// and no [record](Queue::done) of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The queues, sorted by their paths. A queue without members belongs to a lock with the [record](Queue::done) of a job.
-    /// Queues of different locks are read at different moments.
+    /// The queues, sorted by their paths. A queue without members belongs to a lock with the [record](Queue::done) of a
+    /// job. Queues of different locks are read at different moments.
     pub queues: Vec<Queue>,
-    /// Nodes whose children this client may not list. Locks below them are missing.
+    /// Nodes whose children this client may not list. Locks at and below them are missing.
     pub unreadable: Vec<String>,
 }
 
 impl Survey {
     /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders. A
     /// [`Semaphore`](crate::Semaphore) is one queue, with its [permits](Queue::permits). The
-    /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has a record and no contender
-    /// has an empty queue here.
+    /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has a record and no
+    /// contender has an empty queue here.
     ///
-    /// Costs a listing for each node that is not a contender itself, a request for each 256 members of a queue, and one for
-    /// each 256 records. Each queue is read in its own [dialect](Dialect). A directory with contenders of several dialects has
-    /// a queue for each dialect. [How long the call takes](Call#how-long-it-takes) is bounded by the session timeout for each
-    /// step, and as a whole with [`timeout`](Call::timeout).
+    /// Costs a listing for each node that is not a contender itself, and a read for each semaphore. The members of the
+    /// queues and the records cost a request for each 256 nodes, or for each node if the servers do not support
+    /// multi-reads. Each queue is read in its own [dialect](Dialect). A directory with contenders of several dialects
+    /// has a queue for each dialect. [How long the call takes](Call#how-long-it-takes) is bounded by the session
+    /// timeout for each step, and as a whole with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
@@ -108,8 +109,8 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        // A semaphore is recognized by its directory of permits. Its directory of the queue may be missing, because servers
-        // delete that directory when it is empty.
+        // A semaphore is recognized by its directory of permits. Its directory of the queue may be missing, because
+        // servers delete that directory when it is empty.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = read_semaphore_queue(session, node).await?
         {
@@ -128,14 +129,14 @@ impl Survey {
         Ok(())
     }
 
-    /// Reads the records of jobs at these paths, and adds each record to the queue of its lock. For a lock without a
-    /// queue, adds an empty queue first.
+    /// Reads the records of jobs at these paths, and adds each record to the queues of its lock. For a record whose
+    /// lock has no queue, adds an empty queue.
     async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
             let nodes = call::ask_until_answered(session, || session.data_of_each(some)).await?;
             let locks = some.iter().filter_map(|path| metadata::lock_of_record(path));
-            // A record that this client may not read is left out.
+            // A node that is gone, that this client may not read, or that is no record is left out.
             records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
                 let (data, stat) = node?;
                 Some((lock, metadata::parse_record(&data, stat.mtime)?))
@@ -155,14 +156,15 @@ impl Survey {
     }
 }
 
-/// Reads the queue of the semaphore at this node. `None` if nothing there shows a semaphore, such as a number of
-/// permits or a holder. Also `None` if this client may not read the node, or may not list its directories.
+/// Reads the queue of the semaphore at this node. Returns `None` if neither a number of permits nor a member shows that
+/// the node is a semaphore. Also returns `None` if the node is gone, or if this client may not read the node or list
+/// its directories.
 async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::ask_until_answered(session, || session.data(node)).await;
     let Some((data, _)) = none_unless_readable(read)? else { return Ok(None) };
-    // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as at
-    // any other node, and reports it in `unreadable`.
+    // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as
+    // at any other node, and reports it in `unreadable`.
     let Some((taken, queued)) = none_unless_readable(queue_paths.list_names(session, false).await)? else {
         return Ok(None);
     };

@@ -18,8 +18,8 @@ use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
-/// The trace of one acquisition. The spans are in a box, so that thousands of waiting acquisitions without spans take little
-/// memory.
+/// The trace of one acquisition. The spans are in a box, so that thousands of waiting acquisitions without spans take
+/// little memory.
 #[derive(Default)]
 pub(crate) struct AcquireTrace {
     spans: Option<Box<Spans>>,
@@ -35,7 +35,7 @@ struct Spans {
 
 impl AcquireTrace {
     /// Begins the trace. `is_for_several` is true if this acquisition gets a kept node, for which several callers may
-    /// wait. The metrics then count each caller, and not this acquisition.
+    /// wait. The gauge of waiters then counts each caller instead of this acquisition.
     pub(crate) fn begin(
         (path, metrics): (&str, &Arc<PathLabel>),
         aim: Aim,
@@ -52,7 +52,7 @@ impl AcquireTrace {
         AcquireTrace { spans, wait }
     }
 
-    /// Returns a future that polls `work` inside `span`.
+    /// Returns a future that polls `work` inside `span`, if there is a span.
     pub(crate) fn instrument<G: 'static>(span: UserSpan, work: Work<G>) -> Work<G> {
         if span.is_none() { work } else { Box::pin(span.instrument(work)) }
     }
@@ -61,7 +61,7 @@ impl AcquireTrace {
         self.spans.as_ref().map(|spans| spans.acquire.clone()).unwrap_or_default()
     }
 
-    /// Ends the wait, and begins the span of the hold.
+    /// Records the token and the length of the wait, and begins the trace of the hold.
     pub(crate) fn begin_hold(&self, aim: Aim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
         self.record("token", node.token());
         self.wait.record_wait();
@@ -70,7 +70,7 @@ impl AcquireTrace {
         HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some(aim), Some(node.path_label())), warning: None }
     }
 
-    /// Sets a field of the span of the acquisition, such as `sequence` once the node is created.
+    /// Sets a field of the acquisition's span, if it has one: for example, `sequence` once the node is created.
     pub(crate) fn record(&self, field: &'static str, number: i64) {
         if let Some(spans) = &self.spans {
             spans.acquire.record(field, number);
@@ -89,7 +89,8 @@ pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
     meter::count(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
 }
 
-/// Logs that an acquisition failed. Also counts the failure if the lock was taken, or if the timeout ran out.
+/// Logs that an acquisition failed. Also counts the failure if the error is [`Error::WouldBlock`] or
+/// [`Error::Timeout`].
 pub(crate) fn report_not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
     let mode = &[("mode", meter::mode_label(aim))];
     match error {

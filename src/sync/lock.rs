@@ -1,10 +1,10 @@
-//! Mutexes that ignore poisoning, used by all other files. This file is compiled with the mutexes of the standard library,
-//! and for the test `threads/` with mutexes that let the test decide every switch between threads.
+//! The library's [`Mutex`], which ignores poisoning. Inside is a mutex of the standard library or, in a build for the
+//! test `threads/`, a mutex that lets the test decide every switch between threads.
 //!
 //! If a thread panics while it holds a mutex of the standard library, the mutex is poisoned, and returns an error to
-//! every later caller. The library does not need this error, because the protected state is consistent even after a panic:
-//! code that can panic (the user's code) runs while no mutex is locked, or under a mutex whose state only that code reads.
-//! So a panic in one task need not keep the other tasks from the mutex.
+//! every later caller. The library ignores this error, because the protected state is consistent even after a panic:
+//! code that can panic (mostly the user's) runs while no mutex is locked, or under a mutex whose state only that code
+//! uses. So other tasks can go on using the mutex.
 
 #![allow(dead_code, reason = "what is used depends on the features")]
 
@@ -27,7 +27,7 @@ impl<T: ?Sized> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks without waiting. Returns `None` if another thread holds the lock.
+    /// Locks without waiting. Returns `None` if the mutex is locked already, by another thread or by this one.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

@@ -1,7 +1,7 @@
 //! The mutexes, atomics and maps that the library's threads share, and its random numbers.
 //!
-//! All other files import these types from here, and not from the standard library or tokio. The test `threads/`
-//! replaces this file by `threads/sync.rs`, whose types let the test decide every switch between threads.
+//! The library's other files import these types from here, and not from the standard library or tokio. The test
+//! `threads/` replaces this file by `threads/sync.rs`, whose types let the test decide every switch between threads.
 
 mod lock;
 
@@ -25,7 +25,7 @@ mod raw {
 
 /// Returns a random number.
 pub(crate) fn random() -> u64 {
-    // If the operating system gives no random number, the result is a hash of the process id with the standard library's
-    // random keys.
+    // If the operating system gives no random number, the result is a hash of the process id with the standard
+    // library's random keys.
     getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(std::process::id()))
 }

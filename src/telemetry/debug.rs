@@ -1,7 +1,7 @@
-//! The `Debug` of types that show some of their fields, for logs.
+//! A macro that implements `Debug` for types that show only some of their fields.
 
-/// Implements `Debug` for `$type`, which prints the name `$name` and these fields. In the expressions of the fields, `$it`
-/// stands for the value.
+/// Implements `Debug` for `$type`, which prints the name `$name` and these fields. In the expressions of the fields,
+/// `$it` stands for the value.
 macro_rules! debug {
     ($type:ty as $name:literal $(for [$($parameter:tt)+])?, |$it:ident| $($field:ident: $value:expr),*) => {
         impl$(<$($parameter)+>)? std::fmt::Debug for $type {

@@ -1,9 +1,10 @@
 //! The library's own events and spans of `tracing`, and the thread on which the user's subscriber receives them.
 //!
-//! The subscriber may block or panic. Without a subscriber, a logger of the crate `log` receives the events, and may block
-//! or panic as well. Even then, no lease may be lost, and a caller must learn of a lost lock. So the [log thread](LOG_THREAD)
-//! emits the events of library threads and, once the process has opened a session, all events of level INFO and above. A
-//! caller's thread emits only spans, events below INFO, and the events before the first session.
+//! The subscriber may block or panic. Without a subscriber, a logger of the crate `log` receives the events, and may
+//! block or panic as well. Even then, no lease may be lost, and a caller must learn of a lost lock. So the [log
+//! thread](LOG_THREAD) emits the events of library threads and, once the process has opened a session, all events of
+//! level INFO and above. A caller's thread emits only spans, events below INFO, and the events before the first
+//! session.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -22,11 +23,12 @@ use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, catch_panic, is_library_thread};
 use crate::telemetry::{meter, names};
 
-/// The longest time for which closing or dropping a client waits for the subscriber. The drop of a client's last handle also
-/// waits this long at most for the server to end the sessions.
+/// The longest time for which closing a client waits for the subscriber. Also the longest time for which the drop of a
+/// client's last handle waits, first for the servers to end the sessions, then for the subscriber.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
-/// The maximum number of events that wait for the log thread. Further events are counted and dropped.
+/// While at least this many pieces of work (an event is one) are queued or running on the log thread, further events
+/// are counted and dropped.
 const EVENTS: usize = 4_096;
 
 static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
@@ -36,20 +38,21 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a library thread: the span of the user to which this thread's events belong. The log thread emits them in it.
+    /// On a library thread: the span that the thread's events belong to. The log thread emits these events in that
+    /// span.
     static INSIDE: RefCell<UserSpan> = const { RefCell::new(UserSpan(None)) };
     /// On a library thread: the guard that keeps the events of other crates from the user's subscriber.
     static SILENCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
 }
 
-/// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above,
-/// because a lease could run out while the subscriber blocks another thread.
+/// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above.
+/// If a caller's thread did, a lease could run out while the subscriber blocks that thread.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
 
-/// From now on, the events that other crates emit on this library thread reach no subscriber. Does nothing if the process
-/// has no subscriber: setting even an empty one would stop `tracing` from passing events to the crate `log`.
+/// From now on, the events that other crates emit on this library thread reach no subscriber. Does nothing if the
+/// process has no subscriber: setting even an empty one would stop `tracing` from passing events to the crate `log`.
 ///
 /// `tracing` asks a subscriber only once whether it wants the events of a callsite, on the thread that reaches the
 /// callsite first. If that thread is silenced, the answer may be no for the whole process. So on a library thread this
@@ -62,22 +65,25 @@ pub(crate) fn silence_this_thread() {
     SILENCE.set(SILENCE.take().or_else(silence));
 }
 
-/// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
-/// whether the subscriber has received them. Call this before a program ends, and in tests.
+/// Waits until the subscriber of `tracing` has received all events of this library so far, except dropped ones. Waits
+/// at most for `limit`, and returns `false` if the subscriber has not received them by then. Call this before a program
+/// ends, and in tests.
 ///
-/// Most events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
-/// lock. At most 4,096 events wait for the subscriber. Further events are dropped, and their number is logged.
-/// [`ZooKeeper::close`](crate::ZooKeeper::close), and the drop of the last handle of a client, wait for up to 250 ms.
+/// Once a session has been opened, a separate thread, `zk-rwlock-log`, emits all events of level INFO and above, so
+/// that a subscriber that blocks or panics costs no lock. At most 4,096 events wait for the subscriber. Further events
+/// are dropped, and their number is logged. [`ZooKeeper::close`](crate::ZooKeeper::close), and the drop of the last
+/// handle of a client, wait for the subscriber for up to 250 ms.
 pub fn flush_events(limit: Duration) -> bool {
     LOG_THREAD.flush(limit)
 }
 
-/// Returns whether events wait for the log thread.
+/// Returns whether work is queued or running on the log thread.
 pub(crate) fn has_waiting_events() -> bool {
     LOG_THREAD.pending_count() > 0
 }
 
-/// Emits an event. The first argument is the level. The others are those of `tracing`'s own macro, such as `tracing::warn!`.
+/// Emits an event, if the subscriber wants its level. The first argument is the level. The others are those of
+/// `tracing`'s own macros, such as `tracing::warn!`.
 macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;
@@ -91,8 +97,8 @@ macro_rules! emit {
     }};
 }
 
-/// Emits an event, perhaps on another thread. Another thread cannot borrow the values of the fields, so each step of this
-/// macro turns one field into an owned value.
+/// Emits an event, perhaps on the log thread, which cannot borrow the values of the fields. Each step of this macro
+/// takes one field, and makes an owned value of an expression after `=`. A field that is only a name is moved.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::emit_or_queue(tracing::Level::$level, move || {
@@ -128,7 +134,8 @@ pub(crate) fn is_for_log_thread(level: Level) -> bool {
     is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
-/// Calls `emit`, which emits one event of this level, on this thread or on the log thread.
+/// Calls `emit`, which emits one event of this level, on this thread or on the log thread. If too much work waits for
+/// the log thread, drops the event instead.
 pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) {
     if is_library_thread() {
         queue_event(|| {
@@ -138,8 +145,8 @@ pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) 
     } else if !is_for_log_thread(level) {
         let _panicked = catch_panic(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // There is no subscriber. Unlike in the next branch, the log thread must not set one for this event: after that,
-        // `tracing` would never again pass events to the crate `log`.
+        // There is no subscriber. Unlike in the next branch, the log thread must not set one for this event: after
+        // that, `tracing` would never again pass events to the crate `log`.
         queue_event(|| emit);
     } else {
         queue_event(|| {
@@ -149,7 +156,8 @@ pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) 
     }
 }
 
-/// Sends an event to the log thread, or drops it if too many events wait there.
+/// Sends the event that `make` returns to the log thread. If too much work waits there, counts the event as dropped
+/// instead.
 fn queue_event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     if LOG_THREAD.pending_count() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -166,16 +174,16 @@ fn queue_event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber, or no span. Any thread may use and drop this value: on a library thread, each call of
-/// the subscriber is left to the log thread.
+/// A span of the user's subscriber, or no span. Any thread may use and drop this value: on a library thread, each call
+/// of the subscriber is left to the log thread.
 #[derive(Clone, Default)]
 pub(crate) struct UserSpan(Option<Arc<SpanHandle>>);
 
 struct SpanHandle(Span);
 
 impl UserSpan {
-    /// Makes a span, but none on a library thread. A library thread must not be the first thread that makes this span, as
-    /// [`silence_this_thread`] explains.
+    /// Makes a span. Returns no span on a library thread, which must not be the first that makes this span, as
+    /// [`silence_this_thread`] explains. Also returns none if the subscriber does not want the span, or panics.
     pub(crate) fn new(make: impl FnOnce() -> Span) -> UserSpan {
         if is_library_thread() {
             return UserSpan::default();
@@ -216,7 +224,7 @@ impl UserSpan {
         work()
     }
 
-    /// Calls `emit` in this span, with the subscriber of the span.
+    /// Calls `emit` in this span, with the subscriber of the span. If there is no span, only calls `emit`.
     fn emit(&self, emit: impl FnOnce()) {
         match self.0.as_ref().and_then(|own| own.0.with_subscriber(|(_, subscriber)| subscriber.clone())) {
             Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(emit)),
@@ -320,7 +328,7 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// This test starts its own process, because all tests of one process share the log thread.
+    /// This test runs itself in another process, because all tests of one process share the log thread.
     #[test]
     fn events_beyond_4096_are_dropped_and_counted() {
         const ALONE: &str = "ZK_RWLOCK_TEST_ALONE";
@@ -344,7 +352,8 @@ mod tests {
         }
         go_on.send(()).expect("the subscriber waits");
         assert!(flush_events(Duration::from_secs(60)));
-        // The subscriber blocks in the first of 4,106 events. As this event counts among the 4,096, 4,095 others wait.
+        // While the subscriber blocked in the first of 4,106 events, 4,095 others waited: the first event counts, too,
+        // among the 4,096. The last 10 events were dropped.
         let behind: Vec<_> = hears.try_iter().collect();
         emit!(WARN, "the next");
         assert!(flush_events(Duration::from_secs(60)));

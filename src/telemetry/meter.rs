@@ -1,4 +1,5 @@
-//! Counters, gauges and histograms of the library. Without the feature `metrics` these functions do nothing.
+//! Counters, gauges and histograms of the library. Without the feature `metrics`, the functions in this file record
+//! nothing.
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 
@@ -25,7 +26,8 @@ pub(crate) struct PathLabel {
 }
 
 impl PathLabel {
-    /// Returns the label of the lock at `path`. `chosen` is the label that the user wants on all metrics of the lock.
+    /// Returns the label of the lock at `path`. `chosen` is the label that the user wants on all metrics of the lock,
+    /// if any. With `chosen`, this function also creates the lock's counters of losses, with the value zero.
     pub(crate) fn new(path: &Arc<str>, chosen: Option<Arc<str>>) -> Arc<PathLabel> {
         let is_everywhere = chosen.is_some();
         let label = Arc::new(PathLabel { value: chosen.unwrap_or_else(|| Arc::clone(path)), is_everywhere });
@@ -39,7 +41,8 @@ impl PathLabel {
     }
 }
 
-/// Returns the key of a metric with these labels, and with the label `path` if this metric has that label.
+/// Returns the key of a metric with these labels. The key also has the label `path` if the metric is one of the two
+/// gauges named below, or if the user wants the label on all metrics.
 #[cfg(feature = "metrics")]
 fn metric_key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) -> Key {
     let has_path = |path: &&PathLabel| path.is_everywhere || name == names::WAITING || name == names::HOLDING;
@@ -47,21 +50,23 @@ fn metric_key(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static 
     Key::from_parts(name, path.into_iter().chain(labels.iter().map(Label::from)).collect::<Vec<_>>())
 }
 
-/// Adds one to a gauge until this guard is dropped. The default guard has no gauge.
+/// Adds one to a gauge until this guard is dropped. For the gauge of holds, the drop also records for how long the
+/// guard existed. The default guard has no gauge.
 #[derive(Default)]
 pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<RaisedGauge>);
 
 #[cfg(feature = "metrics")]
 struct RaisedGauge {
     gauge: &'static str,
-    /// The value of the label `mode`, for a gauge that has it.
+    /// The value of the label `mode`. `None` for a gauge without this label.
     aim: Option<Aim>,
     path: Option<Arc<PathLabel>>,
     began: Instant,
 }
 
 impl GaugeGuard {
-    /// Adds one to the gauge. `aim` becomes the gauge's label `mode`, and `path` its label `path`.
+    /// Adds one to the gauge. `aim` becomes the gauge's label `mode`, and `path` its label `path`. A gauge without one
+    /// of these labels gets `None` for it.
     pub(crate) fn new(gauge: &'static str, aim: Option<Aim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
@@ -76,13 +81,14 @@ impl GaugeGuard {
         false
     }
 
-    /// Records how long the acquisition has waited. Called when the lock is granted.
+    /// Records how long this guard has existed as the time for which the acquisition waited. Called when the lock is
+    /// granted.
     pub(crate) fn record_wait(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
     }
 
-    /// Counts the hold in mode `read` instead of mode `write`, after a downgrade.
+    /// After a downgrade: counts the hold in mode `read` instead of mode `write`.
     pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some(path) = self.0.as_ref().and_then(|held| held.path.clone()) {
@@ -133,8 +139,8 @@ pub(crate) fn record_connection_break(length: Duration) {
     metrics::measure(metric_key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
 }
 
-/// Records the number of other nodes in the directory at a contender's first listing. Nodes that are not contenders count,
-/// too.
+/// Records the number of other nodes in the directory at a contender's first listing. Nodes that are not contenders
+/// count, too.
 pub(crate) fn record_queue_length(aim: Aim, path: &PathLabel, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::measure(metric_key(names::QUEUE_LENGTH, Some(path), &[("mode", mode_label(aim))]), others as f64);

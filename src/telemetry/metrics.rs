@@ -1,4 +1,5 @@
-//! Counters and measurements of this library, for the [`metrics`](https://docs.rs/metrics) facade: install any recorder.
+//! Counters and measurements of this library, for the [`metrics`](https://docs.rs/metrics) facade: install any
+//! recorder.
 //!
 //! | name | kind | unit | labels | meaning |
 //! |---|---|---|---|---|
@@ -24,13 +25,13 @@
 //! | `zk_rwlock_events_dropped_total` | counter | | | log events that were dropped, because the subscriber of `tracing` fell behind |
 //!
 //! `mode` is `read`, `write` or `permit`; `permit` stands for the queue of a [`Semaphore`](crate::Semaphore). Only the
-//! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` always have the lock's `path`. Labels in parentheses come with the
-//! option [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path), which also bounds their number in a program with
-//! very many locks. The other metrics belong to a session or to the process.
+//! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` always have the lock's `path`. Labels in parentheses come with
+//! the option [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path), which also bounds their number in a program
+//! with very many locks. The other metrics belong to a session or to the process.
 //!
-//! The recorder has to be a global one. A separate thread calls it, so a recorder that blocks or panics delays no lock.
-//! While the recorder blocks, counters and gauges are summed up. At most 100,000 measurements of histograms wait for the
-//! recorder, and later ones are dropped.
+//! The recorder has to be a global one. A separate thread reports to it, so a recorder that blocks or panics delays no
+//! lock. While the recorder blocks, counters and gauges are summed up. At most 100,000 measurements of histograms wait
+//! for the recorder, and later ones are dropped.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -43,15 +44,17 @@ pub use crate::telemetry::names::*;
 use crate::telemetry::user_thread::{UserThread, catch_panic};
 
 // A recorder is the user's code, which may block or panic. So the library's other threads only note the changes, and a
-// separate thread calls the recorder. That thread holds no mutex of the library during the call.
+// separate thread reports them to the recorder. That thread holds no mutex of the library meanwhile. Only `describe`
+// calls the recorder on its caller's thread.
 
-/// Describes each metric and its unit to the recorder, and reports the present values of the gauges. Call this function once,
-/// after the recorder was installed. This function also creates the counters of losses, of disagreements and of dropped events
-/// with the value zero, so that an alert sees the first increase. A lock with
-/// [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own counters of losses when the lock is built.
+/// Describes each metric and its unit to the recorder, and reports the present values of the gauges. Call this function
+/// once, after the recorder was installed. This function also creates the counters of losses, of disagreements and of
+/// dropped events with the value zero, so that an alert sees the first increase. A lock with
+/// [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own counters of losses when the lock is
+/// built.
 ///
-/// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a ratio, and append `_ratio` to
-/// the name.
+/// No unit is given for the gauges: exporters of OpenTelemetry would take the unit of a plain number for that of a
+/// ratio, and append `_ratio` to the name.
 pub fn describe() {
     describe_gauge!(WAITING, "Acquisitions that wait now");
     describe_gauge!(HOLDING, "Guards that hold now");
@@ -85,7 +88,8 @@ pub fn describe() {
 /// The values of the label `cause` of [`LOSSES`].
 pub(super) const LOSS_CAUSES: [&str; 5] = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
 
-/// Creates these counters with the value zero. If a counter starts at one, Prometheus' `increase()` misses the first step.
+/// Creates these counters with the value zero. If a counter starts at one, Prometheus' `increase()` misses the first
+/// step.
 pub(super) fn start_at_zero(counters: impl IntoIterator<Item = Key>) {
     update_pending(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
 }
@@ -110,7 +114,8 @@ struct Pending {
     changes: MetricChanges,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
-    /// Whether the metrics thread is collecting changes. If so, the thread will report a new change without a wake-up.
+    /// Whether the metrics thread has been woken and has not taken the changes yet. If so, it will report a new change
+    /// without another wake-up.
     is_collecting: bool,
 }
 
@@ -154,8 +159,8 @@ pub(super) fn measure(key: Key, value: f64) {
     update_pending(|pending| pending.changes.measure(key, value));
 }
 
-/// Adds `by` to a gauge. The recorder is told the new value and not the change, because it may have been installed after
-/// earlier changes.
+/// Adds `by` to a gauge. The recorder is told the new value and not the change, because it may have been installed
+/// after earlier changes.
 pub(super) fn add_to_gauge(key: Key, by: i64) {
     update_pending(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
@@ -167,10 +172,12 @@ pub(super) fn add_to_gauge(key: Key, by: i64) {
     });
 }
 
-/// Waits until the recorder has received all changes and measurements so far. Call this before a program ends, and in tests.
+/// Waits until all changes and measurements so far were reported to the recorder. Call this before a program ends, and
+/// in tests.
 ///
-/// Blocks the thread for as long as the recorder takes, and for at least the rest of the 20 ms for which changes are
-/// collected. The recorder itself must not call this function, because it would wait for itself.
+/// If something is still to be reported, blocks the thread for the rest of the 20 ms for which changes are collected,
+/// and then for as long as the recorder takes. The recorder itself must not call this function, because it would wait
+/// for itself.
 pub fn flush() {
     METRICS_THREAD.flush(Duration::MAX);
 }

@@ -1,4 +1,4 @@
-//! The names of the metrics.
+//! The names of the metrics. The comment on a name says what the metric measures.
 
 #![cfg_attr(not(feature = "metrics"), allow(dead_code, unreachable_pub, reason = "nothing is measured"))]
 
@@ -13,7 +13,7 @@ pub const ACQUIRE_WAIT_SECONDS: &str = "zk_rwlock_acquire_wait_seconds";
 pub const HOLD_SECONDS: &str = "zk_rwlock_hold_seconds";
 /// The number of other nodes in the directory at a contender's first listing.
 pub const QUEUE_LENGTH: &str = "zk_rwlock_queue_length";
-/// The number of grants.
+/// The number of grants, and of uses of nodes that are kept between uses.
 pub const GRANTS: &str = "zk_rwlock_grants_total";
 /// The number of `try_*` calls that found the lock taken.
 pub const WOULD_BLOCK: &str = "zk_rwlock_would_block_total";
@@ -27,7 +27,7 @@ pub const KEPT_NODES: &str = "zk_rwlock_kept_nodes";
 pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";
 /// The number of creates whose answer was lost and whose node was found.
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
-/// The number of times that a heartbeat was due. A heartbeat renews the lease of a session.
+/// The number of times that a heartbeat, which renews the lease of a session, was due.
 pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 /// The number of nodes whose removal is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
@@ -37,9 +37,10 @@ pub const SESSIONS_BEGUN: &str = "zk_rwlock_sessions_begun_total";
 pub const SESSIONS_ENDED: &str = "zk_rwlock_sessions_ended_total";
 /// The number of attempts to connect to a server.
 pub const CONNECTION_ATTEMPTS: &str = "zk_rwlock_connection_attempts_total";
-/// The time from the loss of a session's connection until its return, or until the session is over.
+/// The time from the loss of a session's connection until its return, or until the session was over and was not closed
+/// by this process.
 pub const CONNECTION_BREAK_SECONDS: &str = "zk_rwlock_connection_break_seconds";
 /// The number of times that a server did not agree with the leader about a node.
 pub const DISAGREEMENTS: &str = "zk_rwlock_disagreements_total";
-/// The number of log events that were dropped.
+/// The number of log events that were dropped because too many waited for the subscriber.
 pub const EVENTS_DROPPED: &str = "zk_rwlock_events_dropped_total";

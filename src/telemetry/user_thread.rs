@@ -1,6 +1,6 @@
-//! Threads on which the user's code runs: subscribers of `tracing`, and recorders of metrics. This code may block for ever,
-//! or panic. If it blocked a thread of the library, a lease could be lost. If it blocked a caller, the caller would not learn
-//! of a loss.
+//! Threads on which the user's code runs: subscribers of `tracing`, and recorders of metrics. This code may block for
+//! ever, or panic. If it blocked a thread of the library, a lease could be lost. If it blocked a caller, the caller
+//! would not learn of a loss.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,8 +34,8 @@ pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// A thread for the user's code. It starts with the first piece of work, and runs until the process ends.
 pub(crate) struct UserThread {
     name: &'static str,
-    /// The sender of work to the thread, and the id of the process that started the thread. A forked child of that process
-    /// lacks the thread, and so starts its own.
+    /// The sender of work to the thread, and the id of the process that started the thread. A forked child of that
+    /// process lacks the thread, so its first call of `enqueue` starts another one.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
@@ -45,8 +45,8 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started. The
-    /// work is then never run.
+    /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started.
+    /// The work is then never run.
     pub(crate) fn enqueue(&'static self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.queue.lock();
         let process = std::process::id();
@@ -71,7 +71,8 @@ impl UserThread {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Waits until all earlier work is done, for at most `limit`. Returns whether the work is done.
+    /// Waits until all earlier work is done, for at most `limit`. Returns whether the work is done. Returns `false` if
+    /// the thread cannot be started.
     pub(crate) fn flush(&'static self, limit: Duration) -> bool {
         if self.pending_count() == 0 {
             return true;
