@@ -1,4 +1,4 @@
-//! The definition of zklock's arguments, and its help texts.
+//! Defines and parses the arguments of zklock, and holds its help texts.
 
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU32;
@@ -17,13 +17,13 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
        zklock [OPTIONS] ls|watch|timeline|ask|forget|permits|break|check ...";
 
-/// The completion hint of options whose value is the name of a file.
+/// The completion hint for an argument that names a file.
 const FILE: ValueHint = ValueHint::FilePath;
 
-/// The text after the long help. Its lines fit into a manual page on a terminal of 80 columns.
+/// The text that `zklock --help` prints after the options. In a manual page its lines fit into 80 columns.
 const AFTER_HELP: &str = include_str!("help/options.txt").trim_ascii_end();
 
-/// What the manual page says beside the help. Its lines fit into a page on a terminal of 80 columns.
+/// The text that only the manual page has, after the text of the help. Its lines fit into 80 columns there.
 pub(crate) const MANUAL: &str = include_str!("help/manual.txt").trim_ascii_end();
 
 /// Run a command while holding a read/write lock in ZooKeeper: flock(1) for many machines.
@@ -45,12 +45,12 @@ pub(crate) struct Arguments {
     pub(crate) connection: Connection,
 }
 
-/// What the help of a subcommand says in place of the options of the connection.
+/// The line that the help of a subcommand prints in place of the options of the connection.
 const ELSEWHERE: &str = "Options of the connection, such as --zk and --auth-file: zklock --help";
 
 impl Arguments {
-    /// Returns the definition of the arguments, for parsing and for help. Every subcommand takes the options of the connection,
-    /// so the help of a subcommand only says where these options are described.
+    /// Returns the definition of the arguments, for parsing and for help. Every subcommand accepts the options of the
+    /// connection. Its help hides them, and says where they are described.
     pub(crate) fn definition() -> Command {
         let program = Arguments::command();
         let connection: Vec<Arg> = program
@@ -70,13 +70,15 @@ impl Arguments {
         Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::definition()))
     }
 
-    /// Parses the command line. A path after `-j` is not read as the number of permits.
+    /// Parses the command line. If a word that begins with `/` follows a `-j` of zklock, that word is not read as the
+    /// number of permits.
     pub(crate) fn from_command_line(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
         if beginnings.iter().any(Option::is_some) {
-            // clap compares an unknown option with every known one, which takes seconds for a very long option. This call makes
-            // clap refuse such an option by its beginning. If the long word is a value or belongs to the command that zklock
-            // runs, clap refuses nothing here, and the whole words are parsed below.
+            // clap compares an unknown option with every known one, which takes seconds if the unknown option is very
+            // long. So the line is first parsed with the beginning of each long word, and an unknown long option is
+            // refused here. A long word that is a value, or belongs to the command that zklock runs, is not refused
+            // here, and the whole words are parsed below.
             let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
             Arguments::from_command_line(words.iter().zip(beginnings).map(either).collect())?;
         }
@@ -87,7 +89,8 @@ impl Arguments {
             pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
-            // Only a `-j` before the lock's path is an option of zklock. A later `-j` belongs to the command.
+            // Only a `-j` before the lock's path is an option of zklock. A later `-j` belongs to the command that
+            // zklock runs. The empty word that is inserted means that `-j` has no number.
             let before = Arguments::parsed(&words[..at]);
             if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
                 words.insert(at + 1, OsString::new());
@@ -97,11 +100,11 @@ impl Arguments {
     }
 }
 
-/// Every option of zklock is shorter than this, in characters.
+/// The name of every option of zklock has fewer characters than this.
 const TOO_LONG: usize = 64;
 
-/// Returns the first [`TOO_LONG`] characters of a longer word, if they begin with `--` and have no `=`. clap would
-/// take such a word for the name of an option.
+/// Returns the first [`TOO_LONG`] characters of a word that has more, if they begin with `--` and contain no `=`,
+/// because clap could take such a word for the name of an option. Returns `None` for any other word.
 fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
     let word = word.to_string_lossy();
     let (end, _) = word.char_indices().nth(TOO_LONG)?;
@@ -111,8 +114,9 @@ fn beginning_if_too_long(word: &OsStr) -> Option<OsString> {
 /// Options of flock(1) that zklock does not have.
 const OF_FLOCK: [&str; 5] = ["-F", "--no-fork", "-u", "--unlock", "--fcntl"];
 
-/// Removes clap's tip to pass an unknown option after `--`, where zklock would read the option as the lock's path. For an
-/// option of flock(1), says instead why zklock does not have the option.
+/// Changes only an error about an unknown argument. Removes clap's tip to pass the argument after `--`, where zklock
+/// would read it as the lock's path. If the argument is in [`OF_FLOCK`], a new tip says why zklock does not have this
+/// option.
 fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::UnknownArgument {
         error.remove(ContextKind::Suggested);
@@ -220,7 +224,7 @@ impl Run {
         matches!(self.permits, Some(WantedPermits(None)))
     }
 
-    /// Returns whether zklock exits immediately if the lock is taken: with `-n`, or with `-w 0`.
+    /// Returns whether zklock gives up, instead of waiting, if the lock is taken: with `-n`, or with `-w 0`.
     pub(crate) fn does_not_wait(&self) -> bool {
         self.nonblock || self.wait == Some(Duration::ZERO)
     }
@@ -494,13 +498,13 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
-/// Parses a number of seconds, as in flock(1), or a time with units.
+/// Parses a number of seconds, as flock(1) takes it, or a time with units, such as `1m30s`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        // Long texts, and long numbers beside other numbers, are refused before humantime parses them, because humantime
-        // panics over some sums of more than 2^64 s.
+        // humantime panics over some times whose parts add up to more than 2^64 s. So a text of more than 64 bytes is
+        // refused before, and so is a text with several numbers of which one has more than 9 digits.
         Err(_) if text.len() > 64 || (numbers().count() > 1 && numbers().any(|digits| digits.len() > 9)) => None,
         Err(_) => humantime::parse_duration(text).ok(),
     };
@@ -513,7 +517,8 @@ fn parse_positive_duration(text: &str) -> Result<Duration, String> {
         .and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
 }
 
-/// The number of permits that `-j` states. `None` means the number that is set in the ensemble.
+/// The number of permits that `-j` is given with. `None` if `-j` is given without a number: then the number that is
+/// stored in ZooKeeper counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantedPermits(pub(crate) Option<NonZeroU32>);
 
@@ -610,7 +615,8 @@ mod tests {
         }
     }
 
-    /// A terminal of 50 rows shows the whole short help. The help of a subcommand lists only the subcommand's own options.
+    /// The short help has fewer than 50 lines. The help of a subcommand does not list the options of the connection,
+    /// which are accepted before and after the subcommand.
     #[test]
     fn the_short_help_is_short_and_a_subcommand_repeats_no_option_of_the_connection() {
         let help = |words: &[&str]| {

@@ -4,8 +4,8 @@ use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::{Error, Loss};
 
-/// The negative answer: the lock was not granted (`-n`, `-w`), `check` found an oddity, `break`, `forget` or
-/// `permits --remove` found nothing to remove, or the user did not confirm `break`.
+/// The negative answer: the lock was not granted (`-n`, `-w`; `-E` sets another code), `check` found an oddity,
+/// `break`, `forget` or `permits --remove` found nothing to remove, or the user did not confirm `break`.
 pub(crate) const NEGATIVE: u8 = 1;
 /// `EX_USAGE` of sysexits.h: the command line is wrong.
 pub(crate) const USAGE: u8 = 64;
@@ -47,7 +47,7 @@ impl Exit {
         Exit::new(USAGE, message)
     }
 
-    /// Returns this exit with `more` behind its message.
+    /// Returns this exit with `more` appended to its message.
     pub(crate) fn with_suffix(self, more: &str) -> Exit {
         Exit { message: format!("{}{more}", self.message), ..self }
     }
@@ -96,8 +96,8 @@ impl From<Error> for Exit {
     }
 }
 
-/// Returns the exit code for a lost lock or a lost place in the queue: [`NO_PERMISSION`] if the servers now refuse the
-/// credentials, because another try would fail, and `usually` otherwise.
+/// Returns the exit code for the loss of a lock or of a place in the queue: [`NO_PERMISSION`] if the session ended
+/// because the servers refused the credentials, and `usually` otherwise.
 pub(crate) fn code_of_loss(why: Loss, usually: u8) -> u8 {
     match why {
         Loss::SessionOver(Ending::AuthFailed) => NO_PERMISSION,
@@ -105,7 +105,8 @@ pub(crate) fn code_of_loss(why: Loss, usually: u8) -> u8 {
     }
 }
 
-/// Returns the exit code that a shell reports for a process that a signal ended: 128 plus the number of the signal.
+/// Returns the exit code that a shell reports for a process that a signal ended: 128 plus the number of the signal, but
+/// at most 255.
 pub(crate) fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -10,15 +10,15 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::output::{escape_controls, queue_for_stderr};
 
-/// Turns the log on.
+/// Begins to print the log.
 pub(crate) fn enable() {
     // The error is ignored: `set_global_default` fails only if a subscriber is already set, and this process sets no
     // other.
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
 }
 
-/// A subscriber that prints each event of the library on a line, except events of the level TRACE. It ignores spans, because
-/// their fields are also in the events.
+/// A subscriber that prints each event of the library on a line, except events of the level TRACE. It ignores spans,
+/// because the library's events repeat what the spans say.
 struct Log {
     started: Instant,
 }
@@ -48,7 +48,7 @@ impl Subscriber for Log {
         let at = self.started.elapsed().as_secs_f32();
         let line = escape_controls(&format!("{at:.3}s {level} {origin}: {}{}", text.message, text.fields));
         // The line is queued, because events also come from the threads that keep the session alive. These threads must
-        // not wait for a reader of standard error.
+        // not block if nobody reads standard error.
         queue_for_stderr(format!("zklock: {line}\n"));
     }
 
@@ -65,7 +65,7 @@ struct EventText {
 
 impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // The result is ignored, because writing to a string cannot fail.
+        // The result is ignored: a string accepts any text, so only the `Debug` implementation of the value can fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),

@@ -1,6 +1,6 @@
 //! `zklock`: flock(1) for many machines. `zklock --help` says what it does.
 //!
-//! The command uses the library only through its public interface.
+//! This program uses the library `zk_rwlock` only through the library's public interface.
 
 mod arguments;
 mod check;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
             let printed = output::result_of_write(output::print_error(&error));
-            // clap reports --help and --version as an error whose text belongs on standard output.
+            // clap returns --help and --version as an error whose text belongs on standard output.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };
@@ -56,8 +56,8 @@ const FILES: usize = 16;
 
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
     let cannot_start = |error: io::Error| Exit::new(exit::SYSTEM, format!("cannot start: {error}"));
-    // zklock opens files to see whether there are enough file descriptors, because tokio's runtime would panic without
-    // them.
+    // zklock opens this many files, and closes them again, to see whether enough file descriptors are left. Without
+    // them tokio's runtime would panic.
     let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
     drop(spare.map_err(cannot_start)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;

@@ -11,7 +11,7 @@ use crate::output::{self, escape_controls};
 use crate::place::{self, LockOrSemaphore};
 use crate::show::table;
 
-/// Asks the processes that keep this lock without using it to give it up.
+/// Asks the holders that keep this lock between uses to give it up. Does not wait until they do.
 pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     connect::lock_at(&zk, &which.path, connection)?.ask().await?;
@@ -19,7 +19,7 @@ pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit
     Ok(0)
 }
 
-/// Removes the record of the last run under `--once-in`.
+/// Removes the record of the last success under `--once-in`. Fails if there is none.
 pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     match connect::lock_at(&zk, &which.path, connection)?.forget().await? {
@@ -34,7 +34,7 @@ pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8
     }
 }
 
-/// Sets the number of permits of a semaphore, or removes the semaphore.
+/// Sets the number of permits of a semaphore, or with `--remove` removes the semaphore.
 pub(crate) async fn permits(which: &SetPermits, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     let mut builder = Semaphore::builder(&zk, &which.path);
@@ -43,7 +43,7 @@ pub(crate) async fn permits(which: &SetPermits, connection: &Connection) -> Resu
     }
     let semaphore = builder.build()?;
     let Some(number) = which.number else { return remove(&semaphore).await };
-    // zklock refuses the path of a lock in use, because the number of permits would turn the path into a semaphore.
+    // The path of a lock in use is refused, because the number of permits would turn the path into a semaphore.
     if !connect::lock_at(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
         return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
     }
@@ -66,8 +66,8 @@ async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
     }
 }
 
-/// Removes the contender with the given token, after the user or `--yes` has confirmed the removal. The library checks the
-/// token again at the moment of the removal, so the time that the user takes to confirm does not matter.
+/// Removes the contender with the given token. Without `--yes` the user must confirm the removal. `evict` looks for the
+/// token again, so another contender that comes while the user decides is not removed.
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     let place = LockOrSemaphore::at(&zk, &which.path, connection.dialect)?;
@@ -91,7 +91,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     }
 }
 
-/// Reports that no contender has the token, and lists the present contenders.
+/// Fails with the message that no contender has the token. The message lists the present contenders.
 async fn report_unknown_token(zk: &ZooKeeper, place: &LockOrSemaphore, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
     place::report_if_missing(zk, &which.path).await;

@@ -16,53 +16,54 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
-/// The maximal number of texts that wait for a reader of standard error.
+/// The number of texts for standard error that can be queued. A text that finds the queue full is dropped.
 const UNREAD_MAX: usize = 1000;
 
-/// The longest wait until a message is written. The time is short, because the wait blocks the thread that handles
+/// How long [`say()`] and [`finish`] wait at most. The time is short, because the wait blocks the thread that handles
 /// signals.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Returns whether the stream is a terminal with cursor control.
+/// Returns whether the stream is a terminal that should have cursor control: `TERM` is set, and not to `dumb`.
 pub(crate) fn has_cursor_control(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
-/// Returns whether results may be coloured: on a terminal whose user has not switched colours off
-/// (<https://no-color.org>).
+/// Returns whether results may be coloured: standard output is a terminal with cursor control, and `NO_COLOR` is unset
+/// or empty (<https://no-color.org>).
 pub(crate) fn is_colourful() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     has_cursor_control(&io::stdout()) && !unwanted
 }
 
-/// Prints a message and waits until it is written, as [`print_and_wait`] does with the limit [`FAREWELL`]. A failure is
-/// ignored, because zklock goes on even if nobody reads its messages.
+/// Prints `zklock: ` and a message, as [`print_and_wait`] does with the limit [`FAREWELL`]. A failure is ignored,
+/// because zklock goes on even if nobody reads its messages.
 pub(crate) fn say(words: &str) {
     say_within(FAREWELL, words);
 }
 
-/// Prints a message as [`say()`] does, but with this limit of the wait. If nobody reads standard error in this time,
-/// the message stays queued and zklock goes on.
+/// Prints a message as [`say()`] does, but with this limit of the wait. A message that is not written within the limit
+/// stays queued.
 pub(crate) fn say_within(limit: Duration, words: &str) {
     // zklock waits so that the message appears before later output, for example that of the command.
     print_and_wait(limit, format!("zklock: {words}\n"));
 }
 
-/// A text to print, and a sender. The printing thread drops the sender after it has printed the text. That ends the wait
-/// of [`print_and_wait`].
+/// A text to print, and a sender if [`print_and_wait`] waits for the text. The printing thread drops the sender after
+/// it has written the text, and so ends the wait.
 type QueuedText = (String, Option<Sender<Infallible>>);
 
-/// The channel to the thread that prints. The first message starts the thread. `None` if the system could not start the
+/// The channel to the thread that prints. The first text starts the thread. `None` if the system could not start the
 /// thread. In that case [`enqueue`] writes each text itself.
 static PRINTER: OnceLock<Option<SyncSender<QueuedText>>> = OnceLock::new();
 
-/// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.
+/// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full. If there is no
+/// such thread, this function writes the text itself.
 pub(crate) fn queue_for_stderr(text: String) {
     enqueue((text, None));
 }
 
 /// Waits up to [`FAREWELL`] until all queued texts are written. Does not wait if the queue is full, because then
-/// nobody reads standard error.
+/// probably nobody reads standard error.
 pub(crate) fn finish() {
     if PRINTER.get().is_some() {
         print_and_wait(FAREWELL, String::new());
@@ -96,7 +97,8 @@ fn start_printer() -> Option<SyncSender<QueuedText>> {
 }
 
 /// Prints a result in as few writes as possible, so that after a stop (Ctrl-Z) the screen usually shows either the
-/// whole result or nothing. Returns `false` if standard output has no reader any more, as after `| head`.
+/// whole result or nothing. Returns `Ok(false)` if standard output has no reader any more, as after `| head`, and an
+/// error if a write fails for another reason.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let out = io::stdout().lock();
     let mut left = text.as_bytes();
@@ -119,7 +121,7 @@ pub(crate) fn result_of_write(outcome: io::Result<()>) -> Result<bool, Exit> {
     }
 }
 
-/// Returns whether standard output still has a reader. A poll is the only way to notice the end of `| head` without
+/// Returns `false` if standard output has no reader any more, as after `| head`. The poll notices this without
 /// printing.
 pub(crate) fn has_reader() -> bool {
     let out = io::stdout();
@@ -128,8 +130,7 @@ pub(crate) fn has_reader() -> bool {
     poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Makes text from other users safe for a terminal: escapes control characters, and characters that change the
-/// direction of text or end a line.
+/// Makes text from other users safe for a terminal: escapes the characters for which [`is_control`] returns `true`.
 pub(crate) fn escape_controls(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -141,13 +142,15 @@ pub(crate) fn escape_controls(text: &str) -> String {
     escaped
 }
 
-/// The length of the longest line that a message shows whole, in characters. Every valid path of a lock fits.
+/// The length of the longest line that a message shows whole, in characters. The library's longest valid path, 1024
+/// bytes, fits.
 const LONGEST_LINE: usize = 4000;
 
 /// The width to which a longer line of a message is shortened, in columns.
 const SHORT_LINE: usize = 300;
 
-/// Makes a message with text from other users readable: escapes control characters, and shortens overlong lines.
+/// Makes a message with text from other users readable: escapes control characters, and shortens each line of more than
+/// [`LONGEST_LINE`] characters.
 pub(crate) fn readable(words: &str) -> String {
     let line = |line: &str| {
         let is_long = line.chars().nth(LONGEST_LINE).is_some();
@@ -156,7 +159,8 @@ pub(crate) fn readable(words: &str) -> String {
     words.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns an argument as a message shows it: in quotation marks, and shortened in the middle if it is long.
+/// Returns an argument as a message shows it: in quotation marks, with escapes, and shortened in the middle if it is
+/// long.
 pub(crate) fn quoted(argument: &OsStr) -> String {
     shortened_if_long(&format!("{argument:?}"))
 }
@@ -166,8 +170,8 @@ pub(crate) fn shortened_if_long(argument: &str) -> String {
     shorten_in_the_middle(argument, SHORT_LINE)
 }
 
-/// Prints the help, or an error about the arguments, as clap does. An error with an overlong line, which quotes a long
-/// argument, is shortened and has no colours.
+/// Prints the help, or an error about the arguments, as clap does. But if an error has a line of more than
+/// [`SHORT_LINE`] characters, because it quotes a long argument, its long lines are shortened, and it has no colours.
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
@@ -177,7 +181,8 @@ pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     error.print()
 }
 
-/// Makes JSON safe for a terminal: escapes control characters as JSON allows within strings.
+/// Makes JSON safe for a terminal: replaces control characters by `\u` escapes, which JSON allows within strings. ASCII
+/// white space stays, because serde_json leaves it only between values.
 pub(crate) fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
@@ -189,7 +194,8 @@ pub(crate) fn escape_json(json: &str) -> String {
     escaped
 }
 
-/// Returns whether the character controls a terminal instead of being shown.
+/// Returns whether the character could change a terminal or the arrangement of the text: a control character, one that
+/// sets the direction of text, or a line or paragraph separator.
 pub(crate) fn is_control(character: char) -> bool {
     let turns =
         matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -201,15 +207,17 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// A text that is shortened to N columns keeps at most N times this number of characters. Some characters take no
-/// column, so without this limit a text of few columns could have very many characters.
+/// The number of characters for each column: [`beginning`] and [`end`] return at most this many characters for each
+/// column that they may fill. Some characters take no column, so without this limit a text of few columns could have
+/// very many characters.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {
     text.chars().nth(STACKED.saturating_mul(most)).is_none() && width(text) <= most
 }
 
-/// Returns the beginning of the text in at most `most` columns, with a mark at its end if it was cut.
+/// Returns the text if it fits into `most` columns, or else its beginning with [`MORE`] at the end, also in `most`
+/// columns. [`MORE`] alone takes a column.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
@@ -217,15 +225,15 @@ pub(crate) fn shorten(text: &str, most: usize) -> String {
     format!("{}{MORE}", beginning(text, most.saturating_sub(1)))
 }
 
-/// Returns the beginning and the end of the text in at most `most` columns, with a mark between them if it was cut.
+/// Returns the text if it fits into `most` columns, or else its beginning and its end with [`MORE`] between them, also
+/// in `most` columns. [`MORE`] alone takes a column.
 pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
     }
     let left = most.saturating_sub(1);
     let begins = beginning(text, left - left / 2);
-    // `ends` does not begin with a character without width, because such a character belongs to the character before
-    // it.
+    // A character without width belongs to the character before it. So `ends` must not begin with such a character.
     let ends = end(&text[begins.len()..], left - width(begins)).trim_start_matches(|c: char| c.width() == Some(0));
     format!("{begins}{MORE}{ends}")
 }
@@ -233,22 +241,22 @@ pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
 /// The mark in place of the part that a shortened text leaves out.
 const MORE: char = '…';
 
-/// Returns as much of the beginning as fits into `most` columns. Measures each possible beginning as a whole, because some
-/// characters are wider together than alone.
+/// Returns as much of the beginning as fits into `most` columns, within the limit of [`STACKED`]. Measures each
+/// possible beginning as a whole, because some characters are wider together than alone.
 fn beginning(text: &str, most: usize) -> &str {
     let ends = text.char_indices().take(STACKED.saturating_mul(most)).map(|(at, character)| at + character.len_utf8());
     let fitting = ends.take_while(|&at| width(&text[..at]) <= most).last();
     &text[..fitting.unwrap_or(0)]
 }
 
-/// Returns as much of the end as fits into `most` columns.
+/// Returns as much of the end as fits into `most` columns, within the limit of [`STACKED`].
 fn end(text: &str, most: usize) -> &str {
     let starts = text.char_indices().rev().take(STACKED.saturating_mul(most)).map(|(at, _)| at);
     let fitting = starts.take_while(|&at| width(&text[at..]) <= most).last();
     &text[fitting.unwrap_or(text.len())..]
 }
 
-/// Returns a time in its two greatest units. The smallest unit is the second.
+/// Returns the time in its two greatest units that are not zero, such as `1h 5m`. Leaves out parts of a second.
 pub(crate) fn in_two_units(time: Duration) -> String {
     let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
     whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
@@ -260,8 +268,8 @@ pub(crate) fn to_the_millisecond(time: Duration) -> String {
     humantime::format_duration(whole).to_string()
 }
 
-/// Breaks a line between words into lines of at most `most` columns. A longer word stays whole, because it may be a path that a
-/// user copies. Continuation lines are indented by two more columns.
+/// Breaks a line between words into lines of at most `most` columns. A longer word stays whole, because it may be a
+/// path that a user copies. Continuation lines are indented by two more columns. Without `most` the line stays whole.
 pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
     let Some(most) = most.filter(|most| width(line) > *most) else { return line.to_owned() };
     let words = line.trim_start_matches(' ');
@@ -281,7 +289,8 @@ pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
     text
 }
 
-/// Returns how many columns a table may take. `None` off a terminal, where there is no limit.
+/// Returns how many columns a table on this stream may take. `None` if the stream is no terminal: then there is no
+/// limit.
 pub(crate) fn columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
     of.is_terminal().then(|| terminal::size(of).0)
 }

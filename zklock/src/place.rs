@@ -13,7 +13,7 @@ use crate::{connect, output};
 pub(crate) enum LockOrSemaphore {
     Lock(RwLock),
     Semaphore(Semaphore),
-    /// A lock or a semaphore. Each request finds out which of the two is at the path ([`is_semaphore`]).
+    /// A lock or a semaphore. Each request first finds out which of the two is at the path ([`is_semaphore`]).
     Either(RwLock, Semaphore, Arc<dyn Coordinator>),
 }
 
@@ -45,8 +45,8 @@ impl LockOrSemaphore {
         }
     }
 
-    /// Finds the contender with this token. At a semaphore's path the contenders for a lock are searched, too, because
-    /// clients of older versions may have created some there.
+    /// Finds the contender with this token. If the semaphore of an `Either` has no such contender, its lock is
+    /// searched, too, because clients of older versions may have contended for a lock there.
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
@@ -60,7 +60,7 @@ impl LockOrSemaphore {
         }
     }
 
-    /// Removes the contender that [`LockOrSemaphore::find`] finds for this token. Returns the removed contender, if any.
+    /// Removes the contender with this token, if [`LockOrSemaphore::find`] would find one, and returns it.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             LockOrSemaphore::Semaphore(semaphore) => semaphore.evict(token).await,
@@ -78,7 +78,7 @@ impl LockOrSemaphore {
 /// Returns whether the path is a semaphore. The data of its node decides:
 /// - A valid number of permits: a semaphore.
 /// - Other data: a semaphore if the directory of permits exists, or if this client may not list that directory.
-/// - No data, or no node: a semaphore if a permit is held.
+/// - No data, or no node: a semaphore if the directory of permits can be listed and has a permit.
 /// - Data that this client may not read: a lock.
 ///
 /// The directory of the queue decides nothing, because the servers remove it when it is empty.
@@ -97,13 +97,13 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     })
 }
 
-/// Returns whether the first path is the second, or below it.
+/// Returns whether `path` is `above` or below it. Slashes at the end of `above` do not count.
 pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns a message if neither the path nor its record (`PATH.done`) exists. The user may have mistyped the path, and
-/// the answer "free" alone would mislead.
+/// Returns a message if neither the path nor its record (`PATH.done`) exists. Without this message, the answer "free"
+/// would mislead a user who has mistyped the path.
 pub(crate) async fn missing_path_message<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
     for node in [path.to_owned(), format!("{path}.done")] {
         if !matches!(connect::ask(zk, |session| session.children(&node)).await, Err(Failure::NoNode)) {

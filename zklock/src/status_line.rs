@@ -6,27 +6,28 @@ use std::time::Duration;
 use crate::output::{self, shorten, width};
 use crate::terminal;
 
-/// The columns that a terminal takes to show a typed Ctrl-C or Ctrl-Z, as `^C` or `^Z`.
+/// The columns of `^C` or `^Z`, which the terminal shows when the user types Ctrl-C or Ctrl-Z.
 const TYPED: usize = 2;
 
-/// The longest wait until the status line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)
+/// The longest wait until the status line is erased. The wait has a limit, because a terminal that is stopped (Ctrl-S)
 /// prints nothing.
 const TAKEN_BACK: Duration = Duration::from_millis(200);
 
-/// A line on the terminal that the next text overwrites.
+/// A line on the terminal. Each [`StatusLine::draw`] overwrites it, and the drop of this value erases it.
 #[derive(Debug, Default)]
 pub(crate) struct StatusLine {
     is_drawn: bool,
 }
 
 impl StatusLine {
-    /// Returns whether a line can be drawn, which needs zklock in the foreground of a terminal.
+    /// Returns whether a line can be drawn: standard error is a terminal with cursor control, and zklock is in its
+    /// foreground.
     pub(crate) fn is_possible() -> bool {
         output::has_cursor_control(&io::stderr()) && terminal::is_foreground(io::stderr())
     }
 
-    /// Draws the first of these lines for which the terminal has room, or else the last, shortened. Each line has fewer details
-    /// than the one before.
+    /// Draws the first line of `briefer` for which the terminal has room, or else the last, shortened. In `briefer`
+    /// each line has fewer details than the one before.
     pub(crate) fn draw(&mut self, briefer: impl IntoIterator<Item = String>) {
         let (columns, _) = terminal::size(io::stderr());
         let room = columns.saturating_sub(1 + TYPED);
@@ -40,10 +41,10 @@ impl StatusLine {
 
 impl Drop for StatusLine {
     fn drop(&mut self) {
-        // The line is removed only in the foreground. If zklock is in the background, another text, such as a prompt,
-        // is in the place of the line and would be erased.
+        // The line is erased only in the foreground. If zklock is in the background, another text, such as a prompt,
+        // may stand in the place of the line and would be erased.
         if self.is_drawn && StatusLine::is_possible() {
-            // zklock waits until the line is gone, because the command that it runs may write next.
+            // zklock waits until the line is erased, because the command that zklock runs may write next.
             output::print_and_wait(TAKEN_BACK, "\r\x1b[K".to_owned());
         }
     }

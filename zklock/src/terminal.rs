@@ -1,9 +1,9 @@
 //! Lends the terminal to the command and takes it back.
 //!
 //! The command runs in a process group of its own. So the command can be stopped without stopping zklock, and gets each
-//! Ctrl-C only once. But only the foreground group of a terminal may read from the terminal and gets Ctrl-C. So zklock
-//! lends the terminal to the command's group, as a shell does:
-//! - at the start of the command, if standard input and output are the terminal, because then the user talks to the
+//! Ctrl-C only once. But only the foreground group of a terminal may read from the terminal and gets Ctrl-C. So zklock,
+//! if it is in the foreground, lends the terminal to the command's group, as a shell does:
+//! - at the start of the command, if standard input and output are terminals, because then the user talks to the
 //!   command;
 //! - otherwise when the command uses the terminal and the system therefore stops it by SIGTTIN or SIGTTOU. Until then
 //!   the foreground is left to the processes that share a pipe with zklock, such as `less` in `zklock ... | less`.
@@ -26,21 +26,22 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsi
 pub(crate) struct Terminal {
     tty: File,
     our_group: Pid,
-    /// The terminal's settings from before it was lent to the command. They are saved only then, because at other times
-    /// the settings belong to another process: to `less` in a pipe with zklock, or to a shell that reads its next line.
+    /// The terminal's settings when it was first lent to the command. They are not read earlier, because until then
+    /// they may be those of another process: of `less` in a pipe with zklock, or of a shell that reads its next line.
     settings: OnceCell<Termios>,
 }
 
 impl Terminal {
-    /// Opens the controlling terminal. Returns `None` if zklock has no controlling terminal, or if [`our_group`]
-    /// returns `None`.
+    /// Opens the controlling terminal. Returns `None` if that fails, for example because there is none, or if
+    /// [`our_group`] returns `None`.
     pub(crate) fn open() -> Option<Terminal> {
         let our_group = our_group()?;
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         Some(Terminal { tty, our_group, settings: OnceCell::new() })
     }
 
-    /// Returns whether the user talks to the command, so that the command gets the terminal at its start.
+    /// Returns whether the command gets the terminal at its start: if standard input and output are terminals, zklock
+    /// assumes that the user talks to the command.
     pub(crate) fn is_interactive() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()
     }
@@ -67,15 +68,15 @@ impl Terminal {
         with_sigttou_blocked(|| tcsetpgrp(&self.tty, group));
     }
 
-    /// Takes the foreground back from this group.
+    /// Takes the foreground back if this group has it.
     pub(crate) fn take_back(&self, group: Pid) {
         if self.is_lent_to(group) {
             with_sigttou_blocked(|| tcsetpgrp(&self.tty, self.our_group));
         }
     }
 
-    /// Restores the settings from before the terminal was lent to the command, because a killed command cannot restore
-    /// them.
+    /// Restores the settings from before the first loan, if the terminal was lent and zklock has the foreground. A
+    /// killed command cannot restore them itself.
     pub(crate) fn restore(&self) {
         if let Some(settings) = self.settings.get().filter(|_| self.is_ours()) {
             with_sigttou_blocked(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
@@ -84,7 +85,7 @@ impl Terminal {
 }
 
 /// Returns the process group of zklock. `None` if the group has no number in this PID namespace, because it began
-/// outside of the namespace, as with `unshare --pid`. rustix's function panics for such a group.
+/// outside of the namespace, as with `unshare --pid`. `rustix::process::getpgrp` would panic for such a group.
 pub(crate) fn our_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }
@@ -94,26 +95,26 @@ pub(crate) fn is_foreground(of: impl AsFd) -> bool {
     tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
 }
 
-/// Returns whether another group has the foreground of this terminal. `None` if this is not the controlling terminal of
-/// zklock's Unix session (setsid(2)).
+/// Returns whether another group than zklock's has the foreground of the terminal `of`. `None` if `of` is not the
+/// controlling terminal of zklock's Unix session (setsid(2)).
 pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
     tcgetpgrp(of).ok().map(|group| Some(group) != our_group())
 }
 
-/// Returns the columns and rows of the terminal of this stream, or 80 columns and 24 rows if the size is unknown.
+/// Returns the columns and rows of the terminal of this stream, or 80 columns and 24 rows if either number is unknown.
 pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     let known = tcgetwinsize(of).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Calls `change`, which changes the terminal or writes to it, even from the background. SIGTTOU, which would stop
-/// zklock, is blocked meanwhile.
+/// Calls `change`, which changes the terminal or writes to it, with SIGTTOU blocked. Otherwise SIGTTOU would stop a
+/// zklock that does this in the background. Does nothing if the signal cannot be blocked.
 pub(crate) fn with_sigttou_blocked<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
-        // The error is ignored, because zklock has no other way to make the change. The change fails, for example, if the
-        // terminal is gone or the command's group has ended.
+        // The result is ignored, because zklock has no other way to make the change. The change fails, for example, if
+        // the terminal is gone or the command's group has ended.
         let _ = change();
         let _ = before.thread_set_mask();
     }

@@ -1,5 +1,5 @@
-//! Reads users and passwords from an option, a variable or a file, and names the variables to hide from the command
-//! that zklock runs.
+//! Reads users and passwords from an option, a variable or a file, and names the variables that the command under the
+//! lock does not inherit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,11 +8,11 @@ use std::path::Path;
 use crate::connect::settings::{GivenValue, without_bom_and_newline};
 use crate::exit::Exit;
 
-/// The environment variables that the command run by zklock gets only with `--keep-credentials`.
+/// The environment variables that the command under the lock inherits only with `--keep-credentials`.
 pub(crate) const VARIABLES: [&str; 6] =
     ["ZK_AUTH", "ZK_AUTH_FILE", "ZK_SASL", "ZK_SASL_FILE", "ZK_TLS_CERT", "ZK_TLS_KEY"];
 
-/// The maximal number of bytes that zklock reads from a file with user and password.
+/// The maximal number of bytes that zklock reads from a file with user and password. It ignores further bytes.
 const MOST: u64 = 1 << 16;
 
 /// The two settings that can give user and password: the text itself, and the name of a file with the text.
@@ -22,8 +22,8 @@ pub(crate) type TextOrFile = (Option<GivenValue>, Option<GivenValue>);
 /// message contains the user or the password.
 ///
 /// # Errors
-/// Fails if text and file are both given, if the file cannot be read, or if the text is not exactly one line,
-/// `USER:PASSWORD`.
+/// Fails if text and file are both given, if the file cannot be read, or if what it or the text contains is not exactly
+/// one line of UTF-8, `USER:PASSWORD`, with a user that is not empty.
 pub(crate) fn credentials(settings: TextOrFile) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = given_by(&settings) else { return Ok(None) };
     let text = match settings {
@@ -56,7 +56,8 @@ pub(crate) fn credentials(settings: TextOrFile) -> Result<Option<(String, String
     }
 }
 
-/// Returns the option, variable or file that gave user and password.
+/// Returns the name of the option or variable that gave user and password, followed by the name of the file if they
+/// come from one. `None` if they are not given.
 pub(crate) fn given_by(settings: &TextOrFile) -> Option<String> {
     match settings {
         (None, None) => None,

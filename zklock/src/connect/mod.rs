@@ -1,4 +1,4 @@
-//! Connects to the ensemble that the options and variables name.
+//! Connects to the ensemble that the options, the environment variables or the defaults name.
 
 pub(crate) mod credentials;
 mod settings;
@@ -20,26 +20,26 @@ use crate::exit::Exit;
 use crate::output::{escape_controls, in_two_units};
 use crate::status_line::StatusLine;
 
-/// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
+/// The connect string if neither `--zk` nor `ZK_HOSTS` gives one.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
-/// A tick time without a unit must be less than this number of seconds. No server has a longer tick time, so a larger
-/// number was meant in milliseconds.
+/// A tick time without a unit must be less than this number of seconds. No server should have a longer tick time, so a
+/// larger number was probably meant in milliseconds.
 const LONGEST_TICK: f64 = 100.0;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Checks that `path` is valid before anything is sent, connects, and waits for a session.
+/// Checks that `path` can be the path of a lock, or is `/`. Then connects, and waits for a session.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
     Ok(connect_with_options(path, connection).await?.0)
 }
 
-/// Connects as [`connect_to`] does. Also returns the options, for more connections.
+/// Connects as [`connect_to`] does. Also returns the options, with which the caller can open more connections.
 pub(crate) async fn connect_with_options(
     path: &str,
     connection: &Connection,
 ) -> Result<(ZooKeeper, ZooKeeperBuilder), Exit> {
-    // The root `/` is no lock, but it is accepted here, because `ls --tree /` lists the locks below it.
+    // The root `/` is no path of a lock, but it is accepted here, because `ls --tree /` lists the locks below it.
     if path != "/" {
         RwLock::new(&Memory::new(), path)?;
     }
@@ -51,7 +51,7 @@ pub(crate) async fn connect_silently(options: &ZooKeeperBuilder, connection: &Co
     options.clone().connect(hosts(connection)?).await.map_err(|error| exit_for(error, connection))
 }
 
-/// Connects, and shows meanwhile why there is no session yet.
+/// Connects. Meanwhile shows why there is no session yet, if a status line is possible.
 pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
     let hosts = hosts(connection)?;
     tokio::select! {
@@ -61,8 +61,8 @@ pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Con
     }
 }
 
-/// Shows why none of the servers has given a session yet, for as long as this future is polled. Shows nothing in the
-/// first second.
+/// Shows on a status line, if one is possible, why none of the servers has given a session yet, for as long as this
+/// future is polled. Shows nothing in the first second.
 async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallible {
     let mut line = StatusLine::default();
     let started = Instant::now();
@@ -86,14 +86,15 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
     }
 }
 
-/// Returns the connect string: from `--zk`, from `ZK_HOSTS`, or the default.
+/// Returns the connect string: the value of `--zk`, or without this option that of `ZK_HOSTS`. If there is no value, or
+/// it is empty, returns the default.
 pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
     let hosts = settings::HOSTS.value(connection.zk.as_ref());
     hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), GivenValue::text).map(str::to_owned)
 }
 
-/// Returns the options for connections that give up if no server is reached within `limit`. Reads the files that
-/// the options name. Call this once, because such a file may be a pipe, which can be read only once.
+/// Returns the options for connections that give up if no server is reached within `limit`. Reads the files that the
+/// settings name. Call this function once, because such a file may be a pipe, which can be read only once.
 pub(crate) fn client_options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
     // The chroot of the connect string is created when it is first needed, because a subcommand that only reads must
     // create nothing.
@@ -124,29 +125,31 @@ fn tick_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Sets the stop margin to a quarter of the session timeout, unless the timeout is zero, which the library refuses. A
-/// lost connection costs the lock by this margin before the session can expire, so that the command has time to stop.
-/// With a larger margin, the library would have to send heartbeats too often to keep a promise of `docs/zklock.md`: a
-/// disconnection of 0.4 of the session timeout costs no lock.
+/// Sets the stop margin to a quarter of the session timeout: if the connection is lost and does not come back, the lock
+/// counts as lost this long before the session can expire, so that the command has time to stop. With a larger margin,
+/// the library would have to send heartbeats too often to keep a promise of `docs/zklock.md`: with `--tick-time`, the
+/// lock survives a disconnection of 0.4 of the session timeout. A session timeout of zero gets no margin, because the
+/// library refuses this timeout anyway.
 fn builder_with_stop_margin(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
 }
 
-/// Returns the two settings for the digest scheme: user and password, and the file with them.
+/// Returns the two settings for the digest scheme: the text of user and password, and the name of a file with this
+/// text.
 fn digest_settings(connection: &Connection) -> TextOrFile {
     let file = settings::AUTH_FILE.value(connection.auth_file.as_ref());
     (settings::AUTH.value(connection.auth.as_ref()), file)
 }
 
-/// Returns the two settings for SASL: user and password, and the file with them.
+/// Returns the two settings for SASL: the text of user and password, and the name of a file with this text.
 fn sasl_settings(connection: &Connection) -> TextOrFile {
     let file = settings::SASL_FILE.value(connection.sasl_file.as_ref());
     (settings::SASL.value(connection.sasl.as_ref()), file)
 }
 
-/// Returns the option, variable or file that gave the setting that `problem` is about. `problem` is the text with which
-/// the library refuses the setting.
+/// Returns the option or variable, and for credentials also the file, that gave the setting that `problem` is about.
+/// `problem` is the library's text about an invalid input. Returns `None` if its first words are not known here.
 fn setting_at_fault(problem: &str, connection: &Connection) -> Option<String> {
     let name = |given: Option<GivenValue>| given.map(|given| given.name().to_owned());
     match problem {
@@ -162,8 +165,8 @@ fn setting_at_fault(problem: &str, connection: &Connection) -> Option<String> {
     }
 }
 
-/// Turns an error into the exit of zklock. If the error is about a setting, the message names the option or variable
-/// that gave it.
+/// Turns an error into the exit of zklock. The message names the option or variable to which the error is traced, if
+/// there is one.
 pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
     let exit = Exit::from(error.clone());
     let set = given_by(&sasl_settings(connection)).or_else(|| given_by(&digest_settings(connection)));
@@ -195,7 +198,7 @@ pub(crate) fn lock_at(zk: &ZooKeeper, path: &str, connection: &Connection) -> Re
     RwLock::builder(zk, path).dialect(connection.dialect).build()
 }
 
-/// Sends one request, and awaits the reply for one session timeout at most.
+/// Waits for a session, sends one request, and awaits the reply for one session timeout at most.
 pub(crate) async fn ask<C: Coordinator, T>(
     zk: &C,
     request: impl FnOnce(&dyn Session) -> Reply<T>,
@@ -205,7 +208,7 @@ pub(crate) async fn ask<C: Coordinator, T>(
     within_session_timeout(session, request(&**session)).await
 }
 
-/// Awaits the reply for one session timeout at most.
+/// Awaits the reply for one session timeout at most, and then fails with [`Failure::Unreachable`].
 pub(crate) async fn within_session_timeout<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> Result<T, Failure> {
     let limit = session.timeout();
     tokio::time::timeout(limit, reply).await.unwrap_or_else(|_| {
@@ -238,7 +241,7 @@ fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
     }
 }
 
-/// Returns the text of the error without the prefix that says that an input is invalid. The caller puts the name of the
+/// Returns the text of the error, for an invalid input without the prefix that says so. The caller puts the name of the
 /// setting before the text.
 fn problem_text(error: Error) -> String {
     match error {

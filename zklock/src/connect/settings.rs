@@ -1,7 +1,7 @@
 //! The settings that come from an option or, without the option, from an environment variable.
 //!
-//! Each message about a setting begins with the name of the option or variable that gave it. clap reads the options,
-//! and this module the variables.
+//! An error message that this module makes begins with the name of the option or variable that gave the value. clap
+//! reads the options, and this module reads the variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -40,8 +40,9 @@ pub(crate) struct GivenValue {
 }
 
 impl Setting {
-    /// Returns the value of the option, or without the option that of the variable. An empty value counts as not
-    /// given, so that an empty variable is the same as an unset one. An empty option hides the variable.
+    /// Returns the value of the option, or without the option that of the variable, after [`without_bom_and_newline`].
+    /// An empty value counts as not given, so that an empty variable is the same as an unset one. An empty option hides
+    /// the variable.
     pub(crate) fn value(self, option: Option<&OsString>) -> Option<GivenValue> {
         self.option_or_variable(option.cloned(), std::env::var_os(self.variable))
     }
@@ -57,8 +58,8 @@ impl Setting {
     }
 }
 
-/// Returns the text without the byte order mark at its beginning and the newline at its end, which a text from a file
-/// may have. The value of a variable may have them, too, because Kubernetes can set a variable to the content of a file.
+/// Returns the text without a byte order mark at its beginning and without one newline at its end. A text from a file
+/// may have these, and so may the value of a variable, because Kubernetes can set a variable to the content of a file.
 pub(crate) fn without_bom_and_newline(text: &[u8]) -> &[u8] {
     let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
     let text = text.strip_suffix(b"\n").unwrap_or(text);
@@ -71,7 +72,8 @@ impl GivenValue {
         self.name
     }
 
-    /// Returns the value as text. The error does not show the value, because it may be a password.
+    /// Returns the value as text. Fails if it is not valid UTF-8, without showing the value, because it may be a
+    /// password.
     pub(crate) fn text(&self) -> Result<&str, Exit> {
         self.text.to_str().ok_or_else(|| self.usage_error("the value is not valid UTF-8"))
     }
@@ -81,12 +83,13 @@ impl GivenValue {
         Path::new::<OsStr>(&self.text)
     }
 
-    /// Returns the error that refuses this value.
+    /// Returns a usage error about this value: the name of the option or variable, and `problem`.
     pub(crate) fn usage_error(&self, problem: impl Display) -> Exit {
         Exit::usage(format!("{}: {problem}", self.name))
     }
 
-    /// Returns the error that refuses the file that this value names.
+    /// Returns a usage error about the file that this value names: the name of the option or variable, the file, and
+    /// `problem`.
     pub(crate) fn file_error(&self, problem: impl Display) -> Exit {
         self.usage_error(format!("{}: {problem}", shortened_if_long(&self.file().display().to_string())))
     }

@@ -1,4 +1,4 @@
-//! The command that zklock runs, with its process group, which zklock signals as a whole.
+//! Starts, signals and reaps the command that zklock runs. zklock signals the command's process group as a whole.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -36,15 +36,17 @@ pub(crate) enum ChildEvent {
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChildOutcome {
-    /// The command's exit code. After a signal: 128 plus the signal's number, as in a shell.
+    /// The command's exit code. After a signal: 128 plus the signal's number, as in a shell. 255 if the code is
+    /// unknown.
     pub(crate) code: u8,
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
     /// signal only to the command's group, so zklock has to send it to the program that started zklock.
     pub(crate) typed: Option<Signal>,
-    /// The signal by which zklock has to end. `None` if zklock exits with `code`.
+    /// The signal by which zklock has to end ([`end_by`]). If it is `None`, zklock exits with `code`, unless SIGINT
+    /// comes late ([`ChildOutcome::exit_code`]).
     ends_by: Option<Signal>,
-    /// The command's group, if a signal that zklock passed on has ended the command. The remaining processes of the
-    /// group must end, too.
+    /// The command's group, if a signal that zklock passed on has ended the command, or if zklock has passed on TERM.
+    /// Then the remaining processes of the group must end, too.
     pub(crate) cut_short: Option<Pid>,
 }
 
@@ -56,7 +58,8 @@ impl ChildOutcome {
         self.ends_by.or(late).map_or(self.code, end_by)
     }
 
-    /// Returns this outcome, changed so that zklock ends by `signal`, which came after the command had ended.
+    /// Returns this outcome, changed so that zklock ends as [`end_by`] does for `signal`, which came after the command
+    /// had ended.
     pub(crate) fn then_ended_by(self, signal: Signal) -> ChildOutcome {
         ChildOutcome { ends_by: Some(signal), ..self }
     }
@@ -73,8 +76,9 @@ pub(crate) fn end_by(signal: Signal) -> u8 {
     exit::by_signal(signal.as_raw())
 }
 
-/// Returns whether no process in this container could continue a stopped zklock: zklock is the container's first
-/// process, or its parent is the first process and is in the same group.
+/// Returns whether a stopped zklock would probably never be continued: zklock is the first process of its PID
+/// namespace, or its parent is the first process and is in the same group. A shell that could continue zklock by `fg`
+/// or `bg` would have started it in another group.
 fn cannot_be_continued() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
@@ -84,8 +88,8 @@ fn cannot_be_continued() -> bool {
 static COMMAND: AtomicI32 = AtomicI32::new(0);
 
 /// Begins to reap orphaned processes that have ended, if zklock is the first process of a container and therefore their
-/// parent. Call this function on the thread that starts the command: on another thread it could reap the command before
-/// [`COMMAND`] is set.
+/// parent. Call this function in the single-threaded runtime of the thread that starts the command: on another thread
+/// the task could reap the command before [`COMMAND`] is set.
 pub(crate) fn adopt_orphans() -> Result<(), Exit> {
     if getpid().is_init() {
         let mut ended = signals::signal_stream(SignalKind::child())?;
@@ -102,12 +106,13 @@ fn reap_orphans() {
     let is_ours = |pid| [&COMMAND, &witness::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
     let ended = processes().filter(|(pid, stat)| stat.has_ended && stat.parent == 1 && !is_ours(*pid));
     for orphan in ended.filter_map(|(pid, _)| Pid::from_raw(pid)) {
-        // The error is ignored: it means that the process belongs to another namespace and is no child of zklock.
+        // The error is ignored: it means that the process is no child of zklock, for example because it belongs to
+        // another PID namespace.
         let _ = waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
 
-/// Returns the processes of this container or machine.
+/// Returns the ids and states of the processes that `/proc` lists.
 fn processes() -> impl Iterator<Item = (i32, ProcessStat)> {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -133,29 +138,31 @@ impl ProcessStat {
     }
 }
 
-/// A running command. Only [`Child::reap`] reaps its process. Until then the process id stays valid, and no signal can
-/// reach another process.
+/// A command that was started. Only [`Child::reap`] reaps its process. Until then the system gives the process id to no
+/// other process, so no signal can reach a wrong one.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: Process,
     group: Pid,
     events: UnboundedReceiver<ChildEvent>,
     terminal: Option<Terminal>,
-    /// Listens for keys in the command's group, from the moment when the terminal is first lent to the command.
+    /// Listens for keys in the command's group, from the moment when the terminal is first lent to the command. `None`
+    /// before, and if the witness cannot be started.
     witness: Option<Witness>,
     /// Whether the command had the terminal when it was stopped together with zklock.
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
-    /// Listens for keys that are typed while zklock's own group has the terminal. zklock gets the signal of a key,
-    /// too, but does not see whether the signal was typed or sent by a process. Only a typed key ends zklock if the
-    /// command exits with 0.
+    /// Listens for keys that are typed while zklock's own group has the terminal. zklock gets the signal of a key, too,
+    /// but does not see whether the signal was typed or sent by a process. After a command that exits with 0, zklock
+    /// ends by the signal if it was typed.
     witness_among_us: Option<Witness>,
 }
 
 impl Child {
-    /// Starts the command in a process group of its own. Its environment is that of zklock, plus `environment`, minus
-    /// `without`. The command is killed when the calling thread ends, so call this on the main thread.
+    /// Starts the command in a process group of its own. Its environment is that of zklock without the variables in
+    /// `without`, plus `environment`. On Linux the command is killed when the calling thread ends ([`tie`]), so call
+    /// this function on the main thread.
     pub(crate) fn spawn(
         words: &[OsString],
         environment: &[(&str, String)],
@@ -186,7 +193,7 @@ impl Child {
             }
         });
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
-        // The witness starts before the command, so that it hears each key that is typed while the command runs.
+        // This witness starts before the command, so that it hears each key that is typed while the command runs.
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
         let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.our_group()));
         let process =
@@ -217,10 +224,12 @@ impl Child {
         self.events.recv().await.unwrap_or(ChildEvent::Ended)
     }
 
-    /// Sends the signal to the whole process group. Returns `false` if zklock has no right to signal the group.
+    /// Sends the signal to the whole process group, or to the command's process alone if the group cannot be signalled.
+    /// Returns `false` if zklock has no right to do either.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
         // Signalling the group fails if the group is empty, if zklock may not signal it, or if the command is to begin
-        // its own Unix session (setsid(2)) but has not begun it yet. In the last case the process alone is signalled.
+        // its own Unix session (setsid(2)) but has not begun it yet. After each failure the process alone is signalled,
+        // which helps in the last case.
         let signalled = kill_process_group(self.group, signal).or_else(|_| kill_process(self.group, signal));
         signalled != Err(Errno::PERM)
     }
@@ -231,7 +240,8 @@ impl Child {
         self.signal(signal);
     }
 
-    /// Continues a stopped command, and lends it the terminal again if it had the terminal before.
+    /// Continues a stopped command. First lends it the terminal again if it had the terminal when it was stopped and
+    /// zklock has the foreground now.
     pub(crate) fn resume(&mut self) {
         let lends = std::mem::take(&mut self.was_foreground);
         if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
@@ -240,10 +250,14 @@ impl Child {
         self.signal(Signal::CONT);
     }
 
-    /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal. If the terminal is
-    /// the reason for the stop, zklock acts as a shell does for a job: it lends the command the terminal, or stops as
-    /// well until `fg` or `bg`, so that the shell notices the stop. If the command has the terminal and nobody could
-    /// continue a stopped zklock, zklock continues the command instead ([`cannot_be_continued`]).
+    /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal. Otherwise acts as a
+    /// shell does for a job:
+    /// - If the command was stopped because it used the terminal, lends it the terminal, if zklock has it, and
+    ///   continues it.
+    /// - If the command has the terminal, or zklock has not, zklock stops as well, until `fg` or `bg`. But if the
+    ///   command has the terminal and nobody could continue a stopped zklock ([`cannot_be_continued`]), zklock
+    ///   continues the command.
+    /// - If another process stopped a command that does not have the terminal, does nothing, unless `by` is TSTP.
     pub(crate) fn handle_stop(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
@@ -260,8 +274,8 @@ impl Child {
         } else if lent {
             terminal.take_back(self.group);
             self.was_foreground = true;
-            // The signal has stopped only the command. The processes that started zklock, such as a script or another
-            // zklock, have to stop as well.
+            // The signal has stopped only the command. zklock and the processes of its group, such as the script or
+            // another zklock that started it, have to stop as well.
             let _ = kill_current_process_group(Signal::STOP);
         } else if asks || by == Signal::TSTP {
             let _ = kill_process(getpid(), Signal::STOP);
@@ -270,7 +284,7 @@ impl Child {
         // stopped zklock would lose the lock.
     }
 
-    /// Takes the terminal back and reaps the process, which must have ended.
+    /// Waits until the process has ended, reaps it, and takes the terminal back if the command has it.
     pub(crate) fn reap(mut self) -> ChildOutcome {
         let status = self.process.wait();
         COMMAND.store(0, Ordering::Relaxed);
@@ -281,7 +295,7 @@ impl Child {
             let was_lent = terminal.is_lent_to(self.group);
             // The terminal is taken back before the witness ends, so that no key is typed while nobody listens.
             terminal.take_back(self.group);
-            // Without a witness, zklock takes the signal that ended the command for that of a key.
+            // Without the answer of a witness, zklock assumes a key if SIGINT or SIGQUIT ended the command.
             typed = self.witness.take().and_then(Witness::end).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore();
@@ -293,17 +307,18 @@ impl Child {
             (None, Err(_)) => u8::MAX,
         };
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
-        // A command that handles TERM ends with an exit code. So every end after a TERM counts as caused by the TERM.
+        // A command that handles TERM may end with an exit code. So every end after a TERM that was passed on counts as
+        // caused by it.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        // After Ctrl-C or Ctrl-\, zklock ends as the key's signal ends flock(1), unless the command has failed for another
-        // reason.
+        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_by`]), unless the command's exit code has
+        // another cause: it is neither 0 nor the code for this signal.
         let typed_to_us = self.witness_among_us.take().and_then(Witness::end).flatten();
         let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
         ChildOutcome { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }
 
-    /// Lends the command the terminal.
+    /// Lends the command the terminal. Before the first loan, starts the witness in the command's group.
     fn lend_terminal(&mut self) {
         if let Some(terminal) = &self.terminal {
             if self.witness.is_none() {
@@ -320,13 +335,14 @@ pub(crate) fn kill_rest(group: Pid) {
     let _ = kill_process_group(group, Signal::KILL);
 }
 
-/// Returns whether a process of the group still runs. A zombie does not count.
+/// Returns whether a process of the group still runs, as far as `/proc` shows. A zombie does not count.
 pub(crate) fn lives(group: Pid) -> bool {
     let is_of_group = |stat: ProcessStat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended;
     test_kill_process_group(group) != Err(Errno::SRCH) && processes().any(|(_, stat)| is_of_group(stat))
 }
 
-/// Blocks until the process has stopped or ended. An ended process is not reaped here.
+/// Blocks until the process has stopped or ended. An ended process is not reaped here. Returns `None` if the process
+/// cannot be waited for.
 fn next_event(process: Pid) -> Option<ChildEvent> {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {

@@ -1,4 +1,4 @@
-//! Runs a command under the lock: acquires the lock, watches command and lock, and releases the lock.
+//! Runs a command under the lock: acquires the lock, watches the command and the lock, and releases the lock.
 
 pub(crate) mod child;
 mod guard;
@@ -36,36 +36,37 @@ use crate::run::order::CommandOrder;
 use crate::run::signals::Signals;
 use crate::show::cycles;
 
-/// The longest time for which `-n` tries to reach a server, unless `--connect-timeout` is given.
+/// The longest time for which zklock tries to reach a server under `-n` or `-w 0`, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 
 /// `-w` shortens the time for which zklock tries to reach a server, but not below this time. `-w 0` means `-n`.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
-/// The pause between two checks while zklock waits for an event without a notification, such as the moment for KILL
-/// after a TERM.
+/// The pause between two checks of a condition that zklock is not notified of, such as whether the session still has
+/// enough time left. [`end_rest`] begins with this pause and lengthens it.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The longest time for which zklock waits, after a loss of the lock, until the client knows why it reaches no server.
+/// How long zklock waits at most, after a loss of the lock, until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
-/// The time limit of [`describe_circle`], the search for a circle of processes that wait for each other after `-w` has
-/// run out.
+/// The time limit of the search in [`describe_circle`].
 const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
 
-/// The time between two readings of the clock while zklock waits. If a reading is late, zklock or the machine was stopped.
+/// The time between two readings of the clock while zklock waits for the lock. A late reading means that zklock or the
+/// machine was stopped.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// The suffix of an error message if the lock was lost because zklock, or the machine, was stopped.
+/// The suffix of an error message if the lock or the place in the queue was lost and zklock, or the machine, seems to
+/// have been stopped before.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// The longest wait for one of the last steps of zklock, such as the end of the session. Only the release of a lock
-/// that is still held may take longer ([`give_back`]).
+/// The usual limit of a wait during the last steps of zklock, such as the end of the session. [`give_back`] sets
+/// another limit for the release of a held lock.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// How long to wait until the servers confirm the end of the session, if zklock is not connected.
+/// How long to wait at most until the servers confirm the end of the session, if zklock is not connected.
 const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
@@ -78,8 +79,8 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             "--permits cannot be used with --dialect: other programs do not see the nodes of a semaphore",
         ));
     }
-    // The lock is opened on the embedded backend first, so that a wrong path or option is reported before zklock
-    // connects.
+    // The lock is opened on the library's in-memory backend first, so that a wrong path or option is reported before
+    // zklock connects.
     open_lock_or_semaphore(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen(tie::can_use_stage())?;
     child::adopt_orphans()?;
@@ -131,8 +132,8 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
 }
 
 /// Returns how long to try to reach a server: for the connect timeout, or without one for the session timeout. `-w`
-/// shortens this time to the wait, but not below [`CONNECT_LEAST`]. Without `--connect-timeout`, `-n` shortens the
-/// time to [`CONNECT_AT_ONCE`].
+/// shortens this time to the wait, but not below [`CONNECT_LEAST`]. Without `--connect-timeout`, `-n` or `-w 0`
+/// shortens the time to [`CONNECT_AT_ONCE`].
 fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
@@ -158,8 +159,8 @@ fn open_lock_or_semaphore<C: Coordinator + Clone>(
     Ok(LockOrSemaphore::Semaphore(run.max_hold.into_iter().fold(semaphore, SemaphoreBuilder::max_hold).build()?))
 }
 
-/// Acquires the lock or a permit. With `--once-in`, returns the record of the last success as an inner error if the job is
-/// not due.
+/// Acquires the lock or a permit. With `--once-in`, if the job is not due, returns the record of the last success as
+/// the inner error.
 async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result<Result<AnyGuard, Record>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
@@ -227,7 +228,7 @@ async fn acquire_with_progress(
     })
 }
 
-/// Adds to the acquisition the callback that reports the progress, and the limit of `--wait` if `--wait` is given.
+/// Adds to the acquisition the callback that reports the progress, and the time limit of `--wait` if `--wait` is given.
 fn with_progress_and_limit<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
     run: &Run,
@@ -245,7 +246,8 @@ fn guard_or_record(work: Work) -> Result<AnyGuard, Record> {
     }
 }
 
-/// Prints that the command is not run because the job was already done, and which process did the job.
+/// Prints that the command is not run because the job was already done, and which process did the job. Prints nothing
+/// with `-q`.
 fn report_skipped(place: &LockOrSemaphore, run: &Run, record: &Record) {
     if run.quiet {
         return;
@@ -279,15 +281,17 @@ async fn exit_for_refusal(
         Error::Lost(why) => exit::code_of_loss(*why, exit::PLACE_LOST),
         _ => exit.code(),
     };
-    // As in flock(1): with `-q` the exit code is the only answer, so that cron sends no mail.
+    // With `-q` the exit code alone says that the lock was not granted, so that cron sends no mail. Other errors are
+    // printed.
     let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Looks for a circle of processes that wait for each other, of which this process is one. Returns a text about the circle,
-/// which is empty if there is no circle or the search takes longer than [`CIRCLE`]. Only a process that runs under another
-/// `zklock` searches. Any other process holds no lock while it waits, so nobody waits for it, and its search would only be a
-/// load on the servers.
+/// Looks for a circle of processes that wait for each other and that the wait of this process closes. Returns a text
+/// about the circle, or an empty text if none is found: there is none, it is not below the common parent of the two
+/// locks, or the search fails or takes longer than [`CIRCLE`]. Only a process that runs under another `zklock`
+/// searches. Any other zklock holds no lock while it waits, so nobody waits for it, and its search would only be a load
+/// on the servers.
 async fn describe_circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
@@ -311,7 +315,8 @@ fn can_follow_a_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 
-/// Measures the longest time for which zklock, or the machine, was stopped while zklock waited.
+/// Estimates the longest time for which zklock, or the machine, was stopped while zklock waited: the clock is read
+/// regularly, and the greatest delay of a reading counts.
 struct StallDetector {
     last: Cell<Instant>,
     longest: Cell<Duration>,
@@ -338,14 +343,14 @@ impl StallDetector {
         }
     }
 
-    /// Returns the duration of the longest stop so far.
+    /// Returns the greatest delay so far, which includes that of the reading that is due next.
     fn longest_stop(&self) -> Duration {
         self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
     }
 }
 
 /// Returns a suffix for the message of a loss: since when no server is reached, and why. Returns an empty text if the
-/// loss has another cause, or if the client does not know the reason within [`REASON`].
+/// lease did not run out, if zklock is connected, or if the client does not know the reason within [`REASON`].
 async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
@@ -360,8 +365,8 @@ async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
     String::new()
 }
 
-/// Runs the command until it ends or the lock is lost. In both cases, sets `typed` to the signal of the key (Ctrl-C, Ctrl-\)
-/// that was typed meanwhile ([`ChildOutcome::typed`]).
+/// Runs the command until it ends, or until the lock is lost and the command is ended for that reason. Then sets
+/// `typed` as [`ChildOutcome::typed`] says. If the lock is lost before the start, fails without running the command.
 async fn run_under_lock(
     guard: &AnyGuard,
     run: &Run,
@@ -386,7 +391,7 @@ async fn run_under_lock(
     let mut suspect = false;
     loop {
         tokio::select! {
-            // A loss of the lock is handled before everything else.
+            // `biased` and this order of the branches make a loss of the lock come first.
             biased;
             state = changes.next() => match state {
                 Some(HoldState::Suspect { until }) => {
@@ -411,8 +416,8 @@ async fn run_under_lock(
             event = child.next_event() => match event {
                 ChildEvent::Stopped(by) => child.handle_stop(by),
                 ChildEvent::Ended => {
-                    // A loss at the moment when the command ends counts as a loss, because the command may have run
-                    // without the lock.
+                    // A lock that is lost when zklock sees the end of the command counts as lost, because the command
+                    // may have run without the lock.
                     let mut held = guard.is_held();
                     let reaped = child.reap();
                     *typed = reaped.typed;
@@ -429,8 +434,8 @@ async fn run_under_lock(
                 }
             },
             signal = signals.next() => match signal {
-                // The lock was lost while zklock was stopped, so the command must not be continued. The next round of
-                // the loop handles the loss.
+                // The lock is lost, for example because zklock was stopped for too long. So the command must not be
+                // continued. The next round of the loop handles the loss.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
                 signal => child.pass_on(signal),
@@ -439,12 +444,13 @@ async fn run_under_lock(
     }
 }
 
-/// With `--once-in`, records that the command has succeeded. A signal ends the wait for the servers' reply. Then a
-/// message says that the outcome is unknown, and zklock ends by this signal.
+/// With `--once-in`, records the success of a command that has exited with 0. In all other cases returns `reaped` at
+/// once. A signal ends the wait for the servers' reply: a message says that the outcome is unknown, and zklock then
+/// ends as [`end_by`] does for the signal.
 ///
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown for another reason than a signal. Without the
-/// record the next host runs the command again.
+/// record, the next zklock with `--once-in` runs the command again.
 async fn record(
     guard: &AnyGuard,
     run: &Run,
@@ -457,8 +463,8 @@ async fn record(
     }
     let recorded = tokio::select! {
         biased;
-        // The reply is awaited even after a loss of the lock: the reply may still come, and the wait does no harm, because the
-        // command has ended.
+        // After a loss of the lock the reply is awaited for [`FAREWELL`] more, because it may still come. The wait does
+        // no harm, because the command has ended.
         recorded = once.done() => recorded,
         why = async {
             let why = guard.lost().await;
@@ -497,34 +503,33 @@ async fn fail_with_loss(why: Loss, code: u8, client: Option<&ZooKeeper>, how: &s
     Err(Exit::new(exit::code_of_loss(why, code), problem))
 }
 
-/// Returns the client, which may know why the lock was lost. `None` if zklock noticed the loss only when the session
-/// could already have expired: then zklock stood still, and the servers are not the cause.
+/// Returns the client, which may know why no server is reached. Returns `None` if zklock noticed only after the session
+/// could have expired that the lease ran out: then zklock seems to have stood still, and the servers are not the cause.
 fn client_unless_late<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
     let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
     (!is_late).then_some(zk)
 }
 
-/// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, so that the
-/// message does not delay KILL, and at most 200 ms.
+/// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, so that
+/// enough time is left for KILL, and at most 200 ms.
 fn message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
-/// Divides `left`, the time until the session can expire: returns the grace between TERM and KILL, which is at most
-/// `wanted`, and the time that is reserved for KILL.
+/// Divides `left`, the time until the session can expire. Returns the grace between TERM and KILL, which is at most
+/// `wanted`, and the time that is reserved for KILL, a sixth of `left`.
 fn grace_and_reserve(wanted: Duration, left: Duration) -> (Duration, Duration) {
     let reserve = left / 6;
     (wanted.min(left - reserve), reserve)
 }
 
-/// Ends the command: TERM, the grace, KILL. Returns how the command ended.
+/// Ends the command by TERM and, after the grace, by KILL. Returns a text that says how the command ended.
 ///
 /// No other contender gets the lock before this session can expire, unless somebody removes this lock's node.
 /// - KILL follows TERM after `--grace`, but at the latest when a sixth of the time that the session had left at TERM
 ///   remains.
-/// - If the session may have expired already, KILL is sent at once, without TERM.
-/// - If somebody has removed the node, the command still gets this grace, although another contender may have the
-///   lock.
+/// - If the session may have expired already, or if `--grace` is zero, KILL is sent at once, without TERM.
+/// - If somebody has removed the node, the command still gets the grace, although another contender may have the lock.
 async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
     let how = end_by_term_and_kill(guard, run, &mut child).await;
     let reaped = child.reap();
@@ -566,8 +571,9 @@ async fn end_by_term_and_kill(guard: &AnyGuard, run: &Run, child: &mut Child) ->
     "the command could not be ended, and has ended by itself"
 }
 
-/// Waits until the remaining processes of the command's group have ended, too. They got the signal that ended the command.
-/// Kills them after the grace, or immediately if the lock is lost or another signal comes.
+/// Waits until the remaining processes of the command's group have ended, too. They got the signal that ended the
+/// command. Kills them after the grace, or immediately if the lock is lost or another signal comes, and waits for their
+/// end up to [`FAREWELL`].
 async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;
@@ -587,19 +593,20 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
     let _ = tokio::time::timeout(FAREWELL, ended()).await;
 }
 
-/// Releases the lock and ends the session in one round trip. The release is sent first, because the next contender
-/// can take the release of a writer as its own grant. The end of the session would only remove the node.
+/// Releases the lock and ends the session in one round trip. The release is sent first, because the release of a write
+/// lock can grant the lock to the next contender in the same transaction. The end of the session only removes the node.
 ///
-/// The wait for the replies has a limit: one session timeout if zklock is connected and holds the lock, and less
-/// otherwise. If the limit ends the wait for a lock that was held, a message says for how long the lock may stay
-/// taken. Returns the signal that has shortened the wait, if one has.
+/// The wait for the replies has a limit: one session timeout if zklock is connected and holds the lock, and otherwise
+/// [`FAREWELL`], or without a connection [`FAREWELL_UNREACHED`]. An earlier signal lowers the limit to [`FAREWELL`]. If
+/// the limit ends the wait for a lock that was held, a message says for how long the lock may stay taken. Returns the
+/// signal that came before or during the wait, if one has.
 async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) -> Option<Signal> {
     let limit = match (is_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
         (true, false) => FAREWELL,
         (false, _) => FAREWELL_UNREACHED,
     };
-    // A signal that came earlier must not end the wait before the requests are sent.
+    // An earlier signal is taken from the stream, so that it does not end the wait at once. It only lowers the limit.
     let pending = signals.take_pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
@@ -615,13 +622,13 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
             }
             pending
         }
-        // The signal means that the user does not want to wait for the reply. The end of the session removes the node.
+        // The user does not want to wait for the reply any longer. The end of the session removes the node.
         signal = signals.next_ending() => Some(signal),
     }
 }
 
-/// Ends the session, so that the servers remove all its nodes. If no server is reached, the session ends by its
-/// timeout. This function does not wait for that end.
+/// Asks the servers to end the session, and so to remove all its nodes. Waits for the reply for a limited time, or
+/// until a signal comes. If no server gets the request, the session ends later, by its timeout.
 async fn end_session(zk: &ZooKeeper, signals: &mut Signals) {
     let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {

@@ -8,7 +8,7 @@ use crate::arguments::{Arguments, Run};
 use crate::exit::Exit;
 use crate::output::{quoted, shorten, shortened_if_long};
 
-/// The maximal length of a label that is made from a command line, in columns and in characters.
+/// The maximal width of a label that is made from a command line, in columns.
 const LABEL_MADE: usize = 60;
 
 /// The lock's path, the command to run under the lock, and the label.
@@ -19,7 +19,8 @@ pub(crate) struct CommandOrder {
     pub(crate) label: String,
 }
 
-/// Returns the visible subcommand that is most similar to this word, if it is similar enough. clap uses the same measure.
+/// Returns the visible subcommand that is most similar to this word, if their Jaro similarity is more than 0.7. clap
+/// uses the same measure.
 fn similar_subcommand(word: &str) -> Option<String> {
     let program = Arguments::command();
     let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());
@@ -87,8 +88,8 @@ impl CommandOrder {
 /// Makes a label from the beginning of a command line.
 fn label(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // The label is limited in characters as well as in columns. Some characters take no column, but the library counts
-    // them, too.
+    // At most `LABEL_MADE + 1` characters are used, which is enough for `shorten` to see a longer line. Some characters
+    // take no column, but the library's limit for labels counts them, too.
     let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)

@@ -1,4 +1,5 @@
-//! Delivers the signals that zklock receives as a stream. The stream leaves out SIGCHLD, SIGPIPE, and ignored signals.
+//! Delivers the signals that zklock receives as a stream, except signals that were ignored when zklock was started, and
+//! some that [`ENDING`] and [`OTHERS`] do not list, such as SIGCHLD and SIGPIPE.
 //!
 //! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts
 //! it. A blocked signal could not end zklock, so zklock unblocks all. While zklock starts the command, it sets the
@@ -17,12 +18,14 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
 
-/// Signals that zklock listens to only while a command runs, and passes on to the command. They never end zklock.
+/// Signals that zklock listens to from the start of the command on. They never end zklock. It passes them on to the
+/// command, except CONT, for which it decides whether to continue the command.
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
-/// Signals that end a process by default, except [`FAULTS`] and the real-time signals. PIPE is missing, because
-/// zklock's own output may cause it. zklock always listens to these signals, and passes them on to a running command.
-/// Without a running command, such a signal ends zklock, after zklock has left the queue.
+/// Signals that end a process by default, except [`FAULTS`] and the real-time signals. KILL is missing, because it
+/// cannot be caught, and PIPE, because zklock's own output may cause it. zklock listens to these signals before it
+/// connects, unless they were ignored when it was started. It passes them on to a running command. Before the command
+/// runs, such a signal ends zklock.
 const ENDING: &[Signal] = &[
     Signal::HUP,
     Signal::INT,
@@ -43,9 +46,9 @@ const ENDING: &[Signal] = &[
     Signal::STKFLT,
 ];
 
-/// Signals that the kernel sends to a faulty program. zklock blocks them, and a thread waits for those that another
-/// process sends. A handler cannot do this: after a real fault of zklock the handler would return to the faulty
-/// instruction. A real fault still ends zklock, although the signal is blocked.
+/// Signals by which a program ends after a fault of its own. zklock blocks them, if it can, and a thread waits for
+/// those that another process sends. A handler cannot do this: after a real fault of zklock the handler would return to
+/// the faulty instruction. A real fault still ends zklock, although the signal is blocked.
 #[cfg(target_os = "linux")]
 const FAULTS: [NamedSignal; 7] = [
     NamedSignal::SIGILL,
@@ -66,7 +69,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Begins to deliver the signals that would end zklock by default. `can_use_stage` is from [`tie::can_use_stage`].
+    /// Begins to deliver the signals of [`ENDING`], the real-time signals and, if `can_use_stage` is set, the signals
+    /// of [`FAULTS`]. `can_use_stage` is from [`tie::can_use_stage`].
     ///
     /// [`tie::can_use_stage`]: crate::run::tie::can_use_stage
     pub(crate) fn listen(can_use_stage: bool) -> Result<Signals, Exit> {
@@ -86,15 +90,15 @@ impl Signals {
 
     /// Begins to deliver the signals of [`OTHERS`], too.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
-        // The parent of zklock may have ignored SIGCHLD, and zklock inherits this. Without a handler for SIGCHLD, the
-        // exit codes of children would be lost.
+        // If the parent of zklock ignores SIGCHLD, zklock inherits this. Then, without a handler for SIGCHLD, the exit
+        // codes of children would be lost.
         let _stays_registered = signal_stream(SignalKind::child())?;
         self.listen_to(OTHERS)
     }
 
-    /// Calls `spawn`, which starts the command, with the signal mask that zklock was started with. The signals of
-    /// [`FAULTS`] stay blocked, because zklock still waits for them. The process that becomes the command unblocks them
-    /// before it runs the command's program.
+    /// Calls `spawn`, which starts the command, with the signal mask that zklock was started with. If zklock has
+    /// blocked the signals of [`FAULTS`], they stay blocked, because zklock still waits for them. The process that
+    /// becomes the command unblocks them before it runs the command's program.
     pub(crate) fn with_inherited_mask<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         // `extend` keeps the real-time signals of the set, which have no names, but `|` would drop them.
         let mut mask = self.before;
@@ -106,7 +110,8 @@ impl Signals {
         spawned
     }
 
-    /// Returns those signals of [`FAULTS`] that were blocked when zklock was started: a bit for each signal.
+    /// Returns those signals of [`FAULTS`] that were blocked when zklock was started, as a set with a bit for each
+    /// signal.
     pub(crate) fn faults_blocked_before(&self) -> u64 {
         #[cfg(target_os = "linux")]
         return FAULTS
@@ -125,7 +130,7 @@ impl Signals {
         }
     }
 
-    /// Takes the signals that have come, and returns the last that would end zklock.
+    /// Takes all signals that have come from the stream, and returns the last that is not in [`OTHERS`].
     pub(crate) fn take_pending(&mut self) -> Option<Signal> {
         let come = std::iter::from_fn(|| self.receiver.try_recv().ok());
         come.filter(|signal| !OTHERS.contains(signal)).last()
@@ -137,7 +142,7 @@ impl Signals {
         let _ = self.sender.send(signal);
     }
 
-    /// Waits for the next signal that would end zklock. Skips the signals of [`OTHERS`].
+    /// Waits for the next signal that is not in [`OTHERS`]. Drops the signals of [`OTHERS`] that come before it.
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -157,8 +162,8 @@ impl Signals {
         Ok(())
     }
 
-    /// Blocks the signals of [`FAULTS`] for this thread and the threads that it starts later, and starts a thread that
-    /// delivers them.
+    /// Blocks the signals of [`FAULTS`] that zklock does not ignore, for this thread and the threads that it starts
+    /// later. Starts a thread that delivers them.
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
         let ignored = ignored();
@@ -185,7 +190,7 @@ impl Signals {
     }
 }
 
-/// Unblocks all signals. Only the subcommands call this function, because they start no command.
+/// Unblocks all signals. Only subcommands need this. A zklock that runs a command unblocks them in [`Signals::listen`].
 pub(crate) fn unblock_all() {
     // The error is ignored, because a subcommand also does its work if signals stay blocked.
     let _ = SigSet::empty().thread_set_mask();
@@ -215,8 +220,9 @@ fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}"))
 }
 
-/// Returns the set of signals that zklock ignores, if the system reports it. zklock and the command keep ignoring a
-/// signal that was ignored at the start of zklock, for example by nohup(1) or by a shell without job control.
+/// Returns the set of signals that zklock ignores, or the empty set if the system does not report it. zklock and the
+/// command keep ignoring a signal that was ignored at the start of zklock, for example by nohup(1) or by a shell
+/// without job control.
 pub(crate) fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

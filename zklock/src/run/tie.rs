@@ -1,8 +1,8 @@
-//! Ties the life of the command to that of zklock: if zklock is killed (-9), the system kills the command.
+//! Ties the life of the command to that of zklock on Linux: if zklock is killed (-9), the system kills the command.
 //!
 //! Linux kills a process when its parent dies if the process has asked to be killed (PR_SET_PDEATHSIG). So zklock
-//! starts its own program once more, as the stage. The stage asks to be killed, makes sure that its parent still
-//! lives, and then becomes the command by exec. The process keeps its id, its group, its terminal and its files.
+//! starts its own program once more, as the stage. The stage asks to be killed, makes sure that its parent still lives,
+//! and then becomes the command by exec. The process keeps its id, its group, its terminal and its files.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -23,13 +23,15 @@ const STAGE: &str = "tied-to";
 /// On Linux, a path of this program that stays valid when the program's file is replaced.
 pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
-/// Returns whether the command is started through the stage, the process that becomes the command. The stage needs `/proc`.
+/// Returns whether the command is started through the stage, the process that becomes the command. The stage needs
+/// Linux and `/proc`.
 pub(crate) fn can_use_stage() -> bool {
     cfg!(target_os = "linux") && std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
-/// Returns the command that starts the program, through the stage if there is one. The system counts the calling thread
-/// as the parent, so this thread has to live as long as zklock. `faults` is from [`Signals::faults_blocked_before`].
+/// Returns the command that starts the program, through the stage if [`can_use_stage`] allows it. For the system, the
+/// thread that spawns the stage is its parent, so this thread has to live as long as zklock. `faults` is from
+/// [`Signals::faults_blocked_before`].
 ///
 /// [`Signals::faults_blocked_before`]: crate::run::signals::Signals::faults_blocked_before
 pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
@@ -62,8 +64,8 @@ pub(crate) fn become_command_if_stage() -> Option<Exit> {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
     }
-    // The parent may have died before this process asked to die with it. A parent outside of this PID namespace has no
-    // id here, and is not checked.
+    // The parent may have died before this process asked to be killed with it. A parent outside of this PID namespace
+    // has no id here, and is not checked.
     if getppid().is_some_and(|now| now != parent) {
         return Some(Exit::new(exit::by_signal(Signal::KILL.as_raw()), ""));
     }

@@ -1,5 +1,5 @@
-//! Shows the user how the wait for the lock goes. In the foreground of a terminal this is one line that is redrawn in
-//! place. Elsewhere nothing is printed for a second, and after that a line for each change.
+//! Shows the user how the wait for the lock goes. Where a status line is possible, this is one line that is redrawn in
+//! place. Elsewhere nothing is printed for a second, and after that a line for each change of the place or the holders.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ use crate::status_line::StatusLine;
 /// leaves out the process id from level 2 on, the path from level 3, the second holder from level 4, the mode from
 /// level 5, the goal of the wait from level 6, and the label on level 8.
 ///
-/// In 80 columns there is room for the host, the label, and the time since the holder queued up. This time stands at
-/// the end, where a line that is too long is cut off. So the levels shorten the other parts first.
+/// The name of each holder ends with the time since the holder queued up. A line that is too long loses its end. So the
+/// levels leave out or shorten the other parts, to make room for this time, for example in 80 columns.
 const LONGEST: [usize; 9] = [usize::MAX, 20, 16, 16, 11, 11, 11, 8, 8];
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Shows the holders for as long as this future is polled. `places` gets this contender's place in the queue whenever
-/// the place or the holders change. Dropping the future removes the status line. If no status line is possible, a
-/// wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the output of
-/// other programs.
+/// Shows this contender's place and the holders until `places` is closed. `places` gets this contender's place in the
+/// queue whenever the place or the holders change. Dropping the future removes the status line. If no status line is
+/// possible, a wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the
+/// output of other programs.
 pub(crate) async fn show(waits_at: &LockOrSemaphore, goal: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
@@ -112,7 +112,8 @@ fn name(member: &Member, level: usize) -> String {
     words.join(" ")
 }
 
-/// Returns the host. If it is wider than `longest`, its domain is left out, and the rest is shortened as far as needed.
+/// Returns the host. If it is wider than `longest` columns, its domain is left out, and the rest is shortened if it is
+/// still too wide.
 fn host(member: &Member, longest: usize) -> String {
     let host = escape_controls(&member.host);
     match width(&host) > longest {
@@ -129,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the state of a wait behind this many holders, on a host with a long name.
+    /// Returns the state of a wait behind this many holders on the host `web.example`.
     fn behind(holders: usize) -> WaitState {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");

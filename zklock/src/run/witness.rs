@@ -26,11 +26,11 @@ use std::sync::atomic::AtomicI32;
 use rustix::process::{Signal, kill_current_process_group};
 
 /// The id of the witness from its start until it is reaped, and 0 at other times. Only the first process of a container
-/// reads this id, and that process has at most one witness.
+/// reads this id, and such a zklock has at most one witness.
 pub(crate) static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Sends the signal of a key to the script or program that started zklock, as the terminal would have done. zklock
-/// itself gets the signal, too.
+/// Sends the signal of a key, and SIGURG, to all processes of zklock's group, and so to the script or program that
+/// started zklock, as the terminal would have sent the key's signal. zklock itself gets the signals, too.
 pub(crate) fn pass_on(key: Signal) {
     for signal in [Signal::URG, key] {
         // This call does not use the group's number: in a container the number may be 1, and a signal to -1 would reach
@@ -83,7 +83,8 @@ mod on_linux {
     }
 
     impl Witness {
-        /// Starts a witness in the group. Returns `None` if the system has no process left, or no `/proc`.
+        /// Starts a witness in the group. Returns `None` if that fails, for example because the system has no process
+        /// left, or no `/proc`.
         pub(crate) fn start(group: Pid) -> Option<Witness> {
             let mut command = Command::new(OURSELVES);
             command.arg0("zklock").args([WITNESS, &std::process::id().to_string()]);
@@ -110,7 +111,7 @@ mod on_linux {
         }
 
         /// Ends the witness. Returns the signal of the key that was typed last (`Some(None)` if no key was typed), or
-        /// `None` if the witness has not listened.
+        /// `None` if the witness has never listened.
         pub(crate) fn end(self) -> Option<Option<Signal>> {
             // The witness may have been stopped together with the command.
             let _ = kill_process(self.pid, Signal::CONT);
@@ -128,7 +129,7 @@ mod on_linux {
     }
 
     /// Returns `false` unless this process was started as the witness. The witness reports the typed keys until its
-    /// standard input ends, and then returns `true`.
+    /// standard input ends, and then returns `true`. If it cannot listen, it returns `true` at once.
     pub(crate) fn run_if_witness() -> bool {
         let words: Vec<_> = std::env::args_os().skip(1).collect();
         let is_parent = |pid: &str| getppid().is_some_and(|parent| parent.as_raw_nonzero().to_string() == pid);
@@ -159,7 +160,7 @@ mod on_linux {
         }
     }
 
-    /// What the witness knows of the signals that processes sent to the whole group.
+    /// What the witness knows of the signals that processes, not the kernel, sent to it.
     #[derive(Default)]
     struct SignalsSeen {
         /// The last signal of a key that a process sent, and the id of that process.
