@@ -1,5 +1,5 @@
-//! The contract between the lock and a backend: [`Coordinator`] opens sessions, and [`Session`] carries requests. Both
-//! backends implement these traits, and the rest of the library uses a backend only through them.
+//! The traits that a backend implements: [`Coordinator`] opens sessions, and [`Session`] sends requests. There are two
+//! backends, [`ZooKeeper`](crate::ZooKeeper) and [`Memory`](crate::Memory).
 
 use std::any::Any;
 use std::fmt;
@@ -17,9 +17,9 @@ use crate::session::request::{
 };
 use crate::session::store::SessionStore;
 
-/// Returns the directory for a node that exists only during a check, next to the owner's node at `path`. If the owner's
-/// node is a permit of a semaphore, returns the parent of the directory of permits instead, because any other name
-/// among the permits makes every count of the permits fail.
+/// Returns the directory for a temporary node, which is created and deleted by a check of the node at `path`. Usually
+/// this is the directory of the node at `path`. If that node is a permit of a semaphore, it is the parent of that
+/// directory instead, because a node with any other name among the permits makes every count of the permits fail.
 pub(crate) fn directory_for_check_node(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -59,15 +59,15 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// paths have `own_bytes` bytes together. The room of a session is limited, because the transaction that ends the
     /// session lists these paths, and servers limit the size of a transaction.
     ///
-    /// After a session ended, the next call opens a fresh one. While the session is disconnected, the call waits until
-    /// the session is back or over.
+    /// After a session ended, the next call opens a new one. While the session is disconnected, the call waits until it
+    /// is connected again or over.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Failure::Unreachable`] if no server answered within the backend's own limit, [`Failure::Over`] if this
-    /// coordinator was closed or its credentials were refused.
+    /// [`Failure::Unreachable`] if a new session is needed and no server answers within the backend's own limit.
+    /// [`Failure::Over`] if this coordinator was closed or its credentials were refused.
     #[doc(hidden)]
     async fn session_slot(&self, own_bytes: usize) -> Result<SessionSlot, Failure>;
 
@@ -89,8 +89,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
         ConnectionState::Connected
     }
 
-    /// Returns the names of the ensemble's servers, and the path below which all nodes of this client are. The default
-    /// implementation returns `None`.
+    /// Returns the names of the ensemble's servers, and the path of the node below which this client keeps all its
+    /// nodes. The default implementation returns `None`.
     #[doc(hidden)]
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         None
@@ -205,7 +205,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// session to it.
     fn store(&self) -> &Arc<SessionStore>;
 
-    /// Returns the lease: until when this session is surely alive.
+    /// Returns the lease, which says until when this session is surely alive.
     fn lease(&self) -> &Arc<Lease> {
         self.store().lease()
     }
@@ -226,8 +226,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Deletes a node.
     fn delete(&self, path: &str) -> Reply<()>;
 
-    /// Creates this client's root, which the library names `/`, if another client has deleted it. The default
-    /// implementation does nothing, for a backend whose root cannot be deleted.
+    /// Creates this client's root node again if another client has deleted it. The library names this node `/`. The
+    /// default implementation does nothing, for a backend whose root cannot be deleted.
     fn make_root(&self) -> Reply<()> {
         Box::pin(ready(Ok(())))
     }
@@ -245,8 +245,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns a node's data and stat.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 
-    /// Returns the data of each of these nodes, and `None` for a node that is gone, or that this client may not read.
-    /// The default implementation sends one request for each node.
+    /// Returns the data and stat of each of these nodes, and `None` for a node that does not exist, or that this client
+    /// may not read. The default implementation sends one request for each node.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         request::join_readable(paths.iter().map(|path| self.data(path)).collect())
     }
@@ -259,7 +259,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// of a child changes.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
-    /// Brings this session's reads up to date with the ensemble.
+    /// Brings this session's reads up to date with the ensemble. Succeeds even if there is no node at `path`.
     ///
     /// The default implementation sends a transaction that checks the node at `path` and changes nothing. A transaction
     /// is answered only after a quorum has committed it, even if the check fails. ZooKeeper's own `sync` is not used,
@@ -274,12 +274,13 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the rights on a node that go beyond this client's own ACL, in words such as `world:anyone may CREATE,
-    /// DELETE`. The default implementation, for nodes without an ACL, returns none.
+    /// DELETE`. The default implementation returns none, for a backend without ACLs.
     fn wider_rights(&self, _path: &str) -> Reply<Vec<String>> {
         Box::pin(ready(Ok(Vec::new())))
     }
 
-    /// Returns whether this client refuses nodes that give [wider rights](Session::wider_rights).
+    /// Returns whether this client refuses nodes that give [wider rights](Session::wider_rights). The default
+    /// implementation returns `false`.
     fn refuses_wider_rights(&self) -> bool {
         false
     }
@@ -303,7 +304,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// do not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost
     /// already.
     ///
-    /// Fails with [`Failure::Diverged`] if no other server is left. The default implementation always fails. A
+    /// Fails with [`Failure::Diverged`] if no other server may be tried. The default implementation always fails. A
     /// ZooKeeper client leaves an address at most once in ten minutes. If the client knows only one address, it leaves
     /// this address at most three times in ten minutes, because several servers may share the address.
     fn leave_server(&self, _connection: u64, node: &str) -> Reply<bool> {
@@ -343,8 +344,8 @@ impl ConnectionState {
         *self == ConnectionState::Connected
     }
 
-    /// Returns how long ago the connection was lost, and why. `None` unless the state is
-    /// [`Connecting`](ConnectionState::Connecting).
+    /// Returns how long ago the connection was lost, and why there is none, if that is known. `None` unless the state
+    /// is [`Connecting`](ConnectionState::Connecting).
     pub(crate) fn into_cut_off(self) -> Option<CutOff> {
         match self {
             ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),

@@ -1,5 +1,5 @@
-//! Watches a node for as long as the client is open, on one session after another ([`watch_across_sessions`]). Copies
-//! of shared values and observers of elections use this. [`until_may_exist`] waits for a node that does not exist yet.
+//! Watches a node on one session after another ([`watch_across_sessions`]). Copies of shared values and observers of
+//! elections use this. [`until_may_exist`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,7 +11,7 @@ use crate::session::presence::{self, Recheck, fail_if_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
-/// The pause between a failed request and the next try to watch the node.
+/// The pause after a failed request, before the node is watched or read again.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The node or directory that [`watch_across_sessions`] watches.
@@ -22,14 +22,14 @@ pub(crate) trait Followed: Sync {
     /// Watches the node or directory on one session until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
-    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for a lost connection or answer,
-    /// or when [`Followed::watch`] fails because its session is over. If the failure is [`Failure::Over`],
-    /// [`watch_across_sessions`] then returns.
+    /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for [`Failure::Unknown`] or
+    /// [`Failure::Unreachable`], or when [`Followed::watch`] fails because its session is over. If the failure is
+    /// [`Failure::Over`], [`watch_across_sessions`] then returns.
     fn report_failure(&self, failure: Failure);
 }
 
-/// Watches the node or directory of `it` until [`Followed::coordinator`] returns `None`, the client is closed, or the
-/// client's credentials are refused.
+/// Watches the node or directory of `it` until [`Followed::coordinator`] returns `None`, or until
+/// [`Coordinator::session_slot`] fails because the client is closed or its credentials were refused.
 pub(crate) async fn watch_across_sessions(it: &impl Followed) {
     let mut session_slot: Option<SessionSlot> = None;
     loop {
@@ -55,7 +55,7 @@ pub(crate) async fn watch_across_sessions(it: &impl Followed) {
                 }
             }
         };
-        // A lost connection or answer says nothing about the node or directory, so it is not reported.
+        // A lost answer or an unreachable ensemble says nothing about the node or directory, so it is not reported.
         if !matches!(failure, Failure::Unknown(_) | Failure::Unreachable(_)) {
             it.report_failure(failure);
         }
@@ -65,23 +65,23 @@ pub(crate) async fn watch_across_sessions(it: &impl Followed) {
 }
 
 /// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests
-/// fail a moment before the end is recorded. Until then, the coordinator would return the same session again.
+/// may fail a moment earlier. Before the end is recorded, the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
 }
 
-/// The shortest time between two listings of a directory that other clients may change often.
+/// The pause of [`until_may_exist`] where its caller might otherwise repeat the requests in a tight loop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until the node at `path` may exist. Watches the children of the nearest ancestor that exists, because
-/// [`Session::watch`] fails for a missing node.
+/// Waits until the node at `path` may exist, or for [`PAUSE`] after a failure. Fails only if the session is over.
+/// Watches the children of the nearest ancestor that exists, because [`Session::watch`] fails for a missing node.
 pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // Either the node was created just now, or the server lists the node and yet answers that it does not
+            // Either the node `name` was created just now, or the server lists it and yet answers that it does not
             // exist. The pause keeps the caller from a tight loop in the second case.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
@@ -92,8 +92,8 @@ pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> R
                 tokio::select! {
                     biased;
                     event = change => fail_if_over(session, event).await?,
-                    // The ensemble's leader has the node, although no event has come. If the server still lacks the
-                    // node, this client connects to another server.
+                    // The ensemble's leader has the node at `path`, although no event has come. If this session's
+                    // server still lacks the node, the session moves to another server, if there is one.
                     () = look.until_leader_answers(path, true) => {
                         let _diverged = presence::leave_differing_server(session, path, None).await;
                         wanted = path;

@@ -2,8 +2,9 @@
 //!
 //! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. A waiter takes
 //! the lock at the event "data changed". But that event also comes if a stranger (a client that does not own the node)
-//! has set the data. So each hand-off that granted the lock to a contender of this process is checked. The hand-off is
-//! confirmed once no contender is left whose sequence number is at most that of the holder that released.
+//! has set the data. So a hand-off that granted the lock to contenders of this process is checked, unless their holds
+//! end first. The hand-off is confirmed once no contender is left whose sequence number is at most that of the holder
+//! that released.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -24,8 +25,8 @@ use crate::telemetry::log::emit;
 /// are plain deletes for this number of session timeouts.
 const UNSIGNALLED_FOR: u32 = 60;
 
-/// The maximum number of directories with refused signals that a session records. When this number is reached, all the
-/// records are dropped.
+/// The maximum number of directories with refused signals that a session records. Before a session records one more
+/// directory, it drops all the records.
 const UNSIGNALLED_MAX: usize = 1_000;
 
 impl SessionStore {
@@ -45,8 +46,9 @@ impl SessionStore {
         until.is_some_and(|until| self.lease().now() < until)
     }
 
-    /// Requests a check, by keep-alive, of the hand-off that has granted the lock to `node`. `path` is the node of the
-    /// holder that released. Does nothing if this hand-off is the last one that was confirmed.
+    /// Requests a check, by the task `keep_alive`, of the hand-off that has granted the lock to `node`. `path` is the
+    /// path of the node of the holder that released. Does nothing if this hand-off is the last one that was confirmed,
+    /// unless another check of it is still due.
     pub(crate) fn request_hand_off_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
         // Another check of a confirmed hand-off may still be due, because a contender was granted the lock just before
@@ -59,8 +61,9 @@ impl SessionStore {
         self.unwatched.wake.notify_one();
     }
 
-    /// Returns the paths of the hand-offs whose check must start now. Returns a path once for each check. Drops a
-    /// hand-off that is not under check if none of the contenders to which it granted the lock still holds the lock.
+    /// Returns the paths of the hand-offs whose check must start now, and marks them as under check. Drops a hand-off
+    /// that is not under check if no contender to which it granted the lock holds the lock now. A lost hold counts
+    /// until it is given back.
     pub(super) fn begin_hand_off_checks(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
         record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_held_even_if_lost()));
@@ -68,23 +71,25 @@ impl SessionStore {
         all.filter_map(|(path, it)| (!mem::replace(&mut it.is_under_check, true)).then(|| Arc::clone(path))).collect()
     }
 
-    /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock.
+    /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock, or `None` if no such
+    /// hand-off is recorded.
     fn finish_hand_off_check(&self, path: &Arc<str>) -> Option<Vec<Arc<Node>>> {
         self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
 }
 
-/// Checks a hand-off that granted the lock to contenders of this process. `path` is the node of the holder that
-/// released.
+/// Checks a hand-off that granted the lock to contenders of this process. `path` is the path of the node of the holder
+/// that released.
 ///
-/// If the node still exists, a stranger has set its data, and the granted contenders are lost.
+/// If that node still exists, a stranger has set its data, and the granted contenders lose the lock.
 ///
 /// A deleted node alone does not prove the hand-off, in two cases:
 /// - The owner of the node itself had a false grant.
 /// - A stranger has set the data of a writer's node, and then a downgrade has replaced that node.
 ///
 /// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows: no
-/// contender may be left whose sequence number is at most that of `path`.
+/// contender may be left whose sequence number is at most that of `path`. If a request of the checks fails, the
+/// hand-off stays unconfirmed.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut survivor = match repeat(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
@@ -109,8 +114,8 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-/// Marks these nodes as lost, because the hand-off that granted them the lock was a stranger's write. `left` is a
-/// contender in front of them that still exists.
+/// Records that these nodes are lost, because the hand-off that granted them the lock was a stranger's write. `path` is
+/// the node to which the stranger wrote. `left` is a contender in front of the nodes that still exists.
 pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {
@@ -118,7 +123,8 @@ pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl Into
     }
 }
 
-/// Returns a contender that still exists and whose sequence number is at most that of the node at `path`.
+/// Returns the path of a contender that still exists and whose sequence number is at most that of the node at `path`,
+/// or `None` if there is no such contender.
 async fn find_contender_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let listed = repeat(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;

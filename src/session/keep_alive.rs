@@ -1,6 +1,7 @@
-//! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library created on
-//! the session, and starts the checks of hand-offs. After a reconnect, removes the nodes of late creates (creates that
-//! were carried out after their owner had left). A backend spawns [`keep_alive`] for each session.
+//! Keeps one session alive by heartbeats until the session is over. Also watches our nodes (the nodes that this library
+//! has created on the session), and starts the checks of hand-offs. After a reconnect, removes the nodes of late
+//! creates (creates that were carried out after their owner had left). A backend spawns [`keep_alive`] for each
+//! session.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,11 +24,11 @@ use crate::telemetry::{meter, names};
 /// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each
 /// session, on the thread of the sessions.
 ///
-/// A watch is armed on each of our nodes between one and two `grace` after the node's creation, so that a shorter hold
-/// costs no watch. A waiter requests the watch on its own node itself, before it waits.
+/// A watch on each of our nodes is requested between one and two `grace` after the node's creation, unless the node was
+/// left by then. So a shorter hold costs no watch. A waiter requests the watch on its own node itself, before it waits.
 ///
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
-/// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks the nodes. Its answer
+/// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. Its answer
 /// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout,
 /// and the answer to the next create lets the read extend the lease. But if reads alone [do not keep the session
 /// alive](Session::is_kept_by_reads), a transaction is sent even without nodes.
@@ -69,13 +70,13 @@ impl SessionStore {
         !is_idle || record.nodes.is_empty()
     }
 
-    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held, or one other node if none
-    /// is held.
+    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held and not lost, or one other
+    /// node if there is none. Nodes that are being replaced are left out.
     fn nodes_to_check(&self) -> Vec<(Arc<Node>, String)> {
         let record = self.record.lock();
         let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.path_if_in_place()?));
-        // Only nodes that are held and not lost are checked together, because a transaction fails at the first missing
-        // node, and does not show whether the nodes after it exist.
+        // A lost node is not checked together with others, because a transaction fails at the first missing node, and
+        // does not show whether the nodes after it exist.
         let holding = record.nodes.values().filter(|node| node.is_held());
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
@@ -90,8 +91,8 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     // The handshake that created the session has extended the lease, so the first heartbeat is due one period later.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
-    // The connection on which nodes of late creates were last searched for, and the handle of that search. The search
-    // is cancelled when the next one starts.
+    // The connection for which no search for nodes of late creates is needed any more (the first one needs none), and
+    // the handle of the last search. That search is cancelled when the next one starts.
     let mut swept = (store.connection(), None);
     loop {
         let woken = store.renewal_wake.notified();
@@ -126,7 +127,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             continue;
         }
         // If the session's first node was added meanwhile, this loop plans again, because a session with nodes needs
-        // the shorter period.
+        // heartbeats more often.
         if !store.plan_renewal(due, is_idle) {
             continue;
         }
@@ -145,8 +146,9 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read, and then lets the read extend the lease, by [`check_own_nodes`]. The read is left out
-/// if another request has touched the session recently.
+/// Touches the session by a read, waits for the settling time, and then lets the read extend the lease, by
+/// [`check_own_nodes`]. The read is left out if another request has touched the session recently. The check is left out
+/// if it is not needed, or if the read's answer or the connection is lost.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -171,7 +173,8 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
 }
 
 /// Checks that the nodes of `nodes_to_check` exist, by transactions that change nothing. Since a quorum commits each
-/// transaction, its answer lets earlier touches extend the lease. Records the loss of a node that is gone.
+/// transaction, its answer lets earlier touches extend the lease. Records the loss of a node that is gone. Without a
+/// node to check, sends a sync if the lease or the session needs it.
 async fn check_own_nodes(session: &Arc<dyn Session>) {
     let store = session.store();
     let to_check = store.nodes_to_check();

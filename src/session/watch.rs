@@ -1,5 +1,5 @@
-//! The request for the watch on one of our nodes, by a contender that waits or by the task `keep_alive`. [`Node`]
-//! stores the watch and receives its event.
+//! The request for the watch on a node of ours (a node that this library has created). A contender that waits or the
+//! task `keep_alive` sends the request. [`Node`] stores the watch and receives its event.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,8 +22,9 @@ impl Node {
     /// Returns `None` if a watch was requested already, or if no watch is needed.
     ///
     /// If the server answers that the node does not exist, the ensemble's leader is asked. If the leader does not have
-    /// the node either, the hold or the wait is lost. If the leader has the node, this client connects to another
-    /// server. If there is no other server, the future returns [`Failure::Diverged`], and the hold or the wait goes on.
+    /// the node either, the future records that the hold or the wait is lost. If the leader has the node, this client
+    /// moves to another server, and requests the watch there. If there is no other server, the future returns
+    /// [`Failure::Diverged`], and the hold or the wait goes on.
     pub(crate) fn request_watch(
         self: &Arc<Self>,
         session: &Arc<dyn Session>,
@@ -38,8 +39,9 @@ impl Node {
     }
 }
 
-/// Returns the watch on a node. `watch` is the awaited answer to a request for that watch, which was sent on the
-/// connection number `connection`. If only the leader has the node, requests the watch again from another server.
+/// Returns the watch on a node. `watch` is the reply to a request for that watch, which was sent on the connection with
+/// the number `connection`. If the server answers that the node does not exist, but the leader has it, requests the
+/// watch again from another server.
 async fn await_watch(
     session: &Arc<dyn Session>,
     path: &str,
@@ -58,6 +60,7 @@ async fn await_watch(
 }
 
 /// Arms the watches on these nodes, at most [`ARMED_AT_ONCE`] at a time, and repeats a request whose answer is lost.
+/// Logs any other failure, except the end of the session.
 pub(super) async fn watch_own_nodes(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
     let arm = async |node: Arc<Node>| {
         let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));

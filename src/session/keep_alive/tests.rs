@@ -26,11 +26,11 @@ struct Noted {
     store: Arc<SessionStore>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
-    /// The failures with which checks and listings are answered, by the path of the node.
+    /// The failures with which checks and listings are answered, each with the path of the node that it is about.
     wrong: Mutex<Vec<(String, Failure)>>,
     /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,
-    /// Whether the server answers each request for a watch that the node does not exist.
+    /// Whether the answer to each request for a watch is that the node does not exist.
     denies_watches: Mutex<bool>,
     is_kept_by_reads: Mutex<bool>,
 }
@@ -284,7 +284,8 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     *session.is_cut_off.lock().unwrap() = true;
     let mut watches = session.after(60_000).await;
     watches.retain(|(_, what)| what == "watch /a/1");
-    // The pauses grow for twelve tries, by 120 ms at each. Every further pause is 1,440 ms.
+    // The first four tries come at once. Then the pauses grow for twelve tries, by 120 ms at each. Every further pause
+    // is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
     node.mark_left(true);
     session.after(62_000).await;
@@ -305,8 +306,8 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     assert_eq!(holder.detect_loss(), Some(Loss::Removed));
 }
 
-/// Requests a check of the hand-off by a holder that has left, and lets the check end. Returns how many listings it
-/// sent.
+/// Requests a check of the hand-off by a holder that has left, and lets that check end. Returns how many listings the
+/// check has sent.
 async fn checked(session: &Stub<Noted>, granted: &Arc<Node>) -> usize {
     let path = "/a/gone-WRITE-0000000001";
     session.wrong.lock().unwrap().push((path.to_owned(), Failure::NoNode));
