@@ -31,7 +31,8 @@ use crate::telemetry::{meter, names};
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. Its answer
 /// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout,
 /// and the answer to the next create lets the read extend the lease. But if reads alone [do not keep the session
-/// alive](Session::is_kept_by_reads), a transaction is sent even without nodes.
+/// alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady mode](SessionStore::steady),
+/// none of these is sent.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;

@@ -5,10 +5,10 @@
 //! see this in time: on a server that is cut off from the leader, the connection looks healthy, and a read still shows
 //! the client's node.
 //!
-//! A follower notes which sessions send it requests. The follower reports these sessions to the leader in its answer to
-//! the leader's ping, every half tick. The leader hears of a session only by these reports, and by a handshake that
-//! creates or resumes the session. The leader does not hear of a session by a request that a follower forwards.
-//! So these rules decide how long the lease lasts:
+//! A server that is a follower notes which sessions send it requests. The follower reports these sessions to the leader
+//! in its answer to the leader's ping, every half tick. The leader hears of the follower's sessions only by these
+//! reports, and by a handshake that creates or resumes a session. The leader does not hear of a session by a request
+//! that a follower forwards. So these rules decide how long the lease lasts:
 //! - A *touch* is the sending of a request that was answered.
 //! - A touch *counts*, that is, extends the lease, once a quorum acknowledges an operation that was sent a [settling
 //!   time](Lease::with_tick_time) after the touch's answer came, on the same connection. In between, the follower has
@@ -44,7 +44,7 @@ const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
 
-/// The most heartbeats that are sent within one session timeout.
+/// The shortest time between two heartbeats is the session timeout divided by this number, except after a reconnect.
 const MOST_HEARTBEATS: u32 = 20;
 
 /// [`Lease::record_answer`] keeps about two touches (requests that were answered) for each 64th of the session timeout,
@@ -60,9 +60,8 @@ pub struct Lease {
     margin: Duration,
     clock: Clock,
     state: Mutex<LeaseState>,
-    /// When the lease ends, in nanoseconds on the session's clock. 0 once the session is over, `u64::MAX` in steady
-    /// mode. A copy of `LeaseState::end`, which [`Lease::now_if_valid_in`] reads without the mutex, because a program
-    /// may ask millions of times a second whether it still holds a lock.
+    /// A copy of `LeaseState::end` in nanoseconds, but 0 once the session is over. [`Lease::now_if_valid_in`] reads
+    /// this copy without the mutex, because a program may ask millions of times a second whether it still holds a lock.
     valid_until: AtomicU64,
     /// The epoch of the lease that ends at `valid_until`.
     valid_in: AtomicU64,
@@ -73,28 +72,30 @@ struct LeaseState {
     /// When the lease ends, on the session's clock. [`Moment::MAX`] in steady mode. Zero before the lease begins, and
     /// after [`LeaseState::lapse`] has found that it ran out. The end of the session does not change this.
     end: Moment,
-    /// When the newest touch that has extended the lease was sent. A lapse of the lease does not change this.
+    /// When the newest touch that has extended the lease was sent, or when steady mode was last turned on or off. A
+    /// lapse of the lease does not change this.
     counted: Moment,
-    /// The touches of this connection that have not extended the lease yet, the oldest first. A touch extends the lease
-    /// once a quorum acknowledges a later operation.
+    /// The recorded touches of this connection that may still extend the lease, the oldest first. A touch extends the
+    /// lease once a quorum acknowledges an operation that was sent later.
     touches: VecDeque<Touch>,
     /// When a connection was last lost. Zero before the first loss. A request sent after this moment was sent on the
     /// present connection.
     last_lost_at: Moment,
-    /// When the newest answered request was sent. Before the first answer on the present connection, this is a request
-    /// of the previous connection.
+    /// When the newest answered request or handshake was sent. Before the first answer on the present connection, this
+    /// may be one of an earlier connection.
     answered: Moment,
-    /// The time between the sending of the last answered request and its answer.
+    /// The time between the sending of the request that was answered last and its answer.
     lateness: Duration,
     /// The number of times that the lease has run out. A hold belongs to one epoch, so that a later renewal of the
     /// lease does not make the hold valid again.
     epoch: u64,
-    /// Why the session is over, and when this was recorded.
+    /// Why the session is over, and when this was recorded. `None` while the session is not over.
     over: Option<(Ending, Moment)>,
-    /// When the connection was lost. `None` while the session is connected, and never `None` once the session is over.
+    /// When the connection was lost, or when the session ended if it was connected until then. `None` while the session
+    /// is connected.
     lost_since: Option<Instant>,
-    /// When the handshake that resumed the session on the present connection was sent. `None` once this handshake has
-    /// extended the lease.
+    /// When the handshake that resumed the session on the present connection was sent. `None` without such a handshake,
+    /// and once it has extended the lease.
     resumed: Option<Moment>,
 }
 
@@ -190,10 +191,10 @@ impl Lease {
     }
 
     /// Does the same as [`Lease::record_answer`], for an operation that was sent at `sent` and that a quorum has
-    /// acknowledged. If the operation was sent on the present connection, also extends the lease. The lease then counts
-    /// from the newest recorded touch that was answered at least a settling time before `sent`, or from the handshake
-    /// that has [resumed](Lease::resumed) the session, whichever was sent later. Returns `true` if this call is the
-    /// first to find that the lease has run out.
+    /// acknowledged. If the operation was sent on the present connection, it may also extend the lease. The lease then
+    /// counts from the newest recorded touch that was answered at least a settling time before `sent`, or from the
+    /// handshake that has [resumed](Lease::resumed) the session, whichever was sent later. Returns `true` if this call
+    /// is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -209,15 +210,15 @@ impl Lease {
     }
 
     /// Records that the handshake of this connection, which was sent at `sent` or later, resumed this session. The
-    /// handshake extends the lease once a quorum acknowledges a later operation.
+    /// handshake extends the lease once a quorum acknowledges an operation that was sent later on this connection.
     pub(super) fn resumed(&self, sent: Moment) {
         let mut state = self.state.lock();
         state.resumed = Some(sent);
         state.answered = state.answered.max(sent);
     }
 
-    /// Extends the lease to its full duration after `touch`, the moment at which a request was sent. Returns `true` if
-    /// this call is the first to find that the lease had run out before.
+    /// Extends the lease to its full duration after `touch`, the moment at which a request was sent, unless the lease
+    /// ends later already. Returns `true` if this call is the first to find that the lease had run out before.
     fn extend_from(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -228,7 +229,8 @@ impl Lease {
         lapsed
     }
 
-    /// Turns steady mode on or off. In steady mode the lease never ends.
+    /// Turns steady mode on or off. In steady mode the lease lasts until the session is over. When steady mode is
+    /// turned off, the lease lasts for its full duration from now on.
     pub(super) fn steady(&self, steady: bool) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -239,7 +241,7 @@ impl Lease {
     }
 
     /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change. After the end
-    /// of the session nothing changes.
+    /// of the session, changes nothing and returns `false`.
     pub(super) fn set_connected(&self, is_connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -247,8 +249,9 @@ impl Lease {
             return false;
         }
         if !is_connected {
-            // No touch of this connection may extend the lease through an operation on a later connection. Answers may
-            // have come even on a connection that was never reported as back, so the touches are always dropped.
+            // No touch of this connection may extend the lease through an operation on a later connection. The touches
+            // are dropped even if this is no change, because answers may have come on a connection that was never
+            // reported as back.
             state.touches.clear();
             (state.last_lost_at, state.resumed) = (now, None);
         }
@@ -263,12 +266,13 @@ impl Lease {
         self.lost_since().is_none()
     }
 
-    /// Returns when the connection was lost. `None` while the session is connected.
+    /// Returns when the connection was lost, or when the session ended if it was connected until then. `None` while the
+    /// session is connected.
     pub(crate) fn lost_since(&self) -> Option<Instant> {
         self.state.lock().lost_since
     }
 
-    /// Records the end of the session, unless an earlier end is recorded. Returns whether the end was recorded.
+    /// Records the end of the session, unless an earlier end is recorded. Returns whether this end was recorded.
     pub(crate) fn end(&self, why: Ending) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -313,9 +317,9 @@ impl Lease {
     }
 
     /// Returns the time between heartbeats: usually a fifth of the session timeout. In two cases the time is shorter,
-    /// but at least a twentieth of the timeout, so that the next touch extends the lease before the lease ends.
-    /// - Answers come late. From the sending of a touch until it extends the lease, two answers and the settling time
-    ///   pass.
+    /// but at least a twentieth of the timeout:
+    /// - Answers come late, or the settling time is long. The period is at most half of the longest one with which the
+    ///   next touch still extends the lease before the lease ends.
     /// - The stop margin is longer than its default. The period is then shorter by the difference, so that at a loss of
     ///   the connection, as much of the lease is left as with the default margin.
     pub(crate) fn heartbeat_period(&self) -> Duration {
@@ -323,9 +327,9 @@ impl Lease {
         usual.min(self.longest_touch_interval() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
-    /// Returns the time between touches of a session without nodes: a quarter of the session timeout. The client crate
-    /// pings only after it has sent nothing for up to 3/16 of the session timeout, so more frequent touches could
-    /// suppress its pings.
+    /// Returns the time between touches of a session without nodes: a quarter of the session timeout. The ZooKeeper
+    /// client crate pings only after it has sent nothing for up to 3/16 of the session timeout, so more frequent
+    /// touches could suppress its pings.
     pub(crate) fn idle_period(&self) -> Duration {
         self.timeout / 4
     }
@@ -347,9 +351,9 @@ impl Lease {
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
-    /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come
-    /// late, the lease may end before the next touch extends it. The node can then rely on the lease only after a
-    /// request that was sent after `entered` has extended it.
+    /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come so
+    /// late that the lease may end before the next touch extends it, the node can rely on the lease only after a
+    /// request that was sent at `entered` or later has extended it.
     pub(crate) fn is_reliable_since(&self, entered: Moment) -> bool {
         self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_counted_touch_since(entered)
     }
@@ -378,12 +382,13 @@ impl Lease {
         self.now().saturating_sub(state.answered.max(state.last_lost_at))
     }
 
-    /// Returns when the newest request that was answered was sent.
+    /// Returns when the newest answered request or handshake was sent.
     pub(crate) fn last_answered_sent_at(&self) -> Moment {
         self.state.lock().answered
     }
 
-    /// Returns whether the lease was extended by a request that was sent at `moment` or later.
+    /// Returns whether the lease was extended by a request that was sent at `moment` or later, or steady mode was
+    /// turned on or off at `moment` or later.
     pub(crate) fn has_counted_touch_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }
@@ -403,8 +408,8 @@ impl Lease {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// Returns the present moment if the lease is valid and has been valid since this epoch began. Takes no mutex.
-    /// After `None` the caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
+    /// Returns the present moment if the lease is valid and still in this epoch. Takes no mutex. After `None` the
+    /// caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
     pub(crate) fn now_if_valid_in(&self, epoch: u64) -> Option<Moment> {
         // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
         // An earlier reading could be from before the end of the lease if this thread was paused since.
@@ -475,7 +480,7 @@ pub(crate) fn since_boot() -> Moment {
 pub(crate) fn since_boot() -> Moment {
     use std::sync::OnceLock;
     static START: OnceLock<Instant> = OnceLock::new();
-    // One nanosecond is added, because zero as the end of a lease means that the lease is invalid.
+    // One nanosecond is added, so that the clock never reads zero, which the lease uses for "not yet".
     START.get_or_init(Instant::now).elapsed() + Duration::from_nanos(1)
 }
 

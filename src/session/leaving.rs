@@ -1,6 +1,6 @@
-//! The removal of a node that this library has created, and of its owner's orphans (nodes that no answer has shown), as
-//! a state machine without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next step.
-//! `session/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
+//! The removal of a node that this library has created, and of its owner's orphans (nodes whose creates had no answer),
+//! as a state machine without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next
+//! step. `session/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
 //!
 //! | step | answer | next step |
 //! |---|---|---|
@@ -41,8 +41,8 @@ pub enum Leaving {
     /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the
     /// deletion while the directory has a child.
     Restarting,
-    /// The removal has ended, with this result. [`Failure::NoNode`] means that the node was gone before the first
-    /// request, or never existed.
+    /// The removal has ended, with this result. [`Failure::NoNode`] means that the last node to delete did not exist,
+    /// and that this removal has not deleted it.
     Gone(Result<(), Failure>),
 }
 
@@ -54,10 +54,11 @@ pub struct Deletion {
     /// Whether the transaction that deletes the node also sets its data, which signals the release. A waiter that
     /// watches the node then receives "data changed" and knows that a holder has released the lock.
     pub signals: bool,
-    /// Whether the directory is deleted afterwards, so that its sequence numbers start again at zero.
+    /// Whether the directory is deleted after the successful deletion of the last node, so that its sequence numbers
+    /// start again at zero.
     pub(super) restarts: bool,
-    /// Whether the node may be gone already, because the answer to an earlier delete was lost. [`Failure::NoNode`] then
-    /// counts as a success.
+    /// Whether the node may be gone already, for example because the answer to an earlier delete was lost.
+    /// [`Failure::NoNode`] then counts as a success.
     pub(super) is_again: bool,
     /// Whether all nodes of the owner are listed and deleted afterwards, because the answer to an earlier create was
     /// lost.
@@ -85,7 +86,7 @@ pub enum Input {
 pub enum RemovalReport {
     /// The server refuses to let this session set the data of its own node. The delete is repeated without that write.
     SignalRefused,
-    /// The node at this path cannot be deleted. The removal goes on with the next node.
+    /// The node at this path cannot be deleted. The removal goes on with its next step.
     Stays(String, Failure),
     /// The owner's nodes cannot be listed, so a node may stay until the session ends.
     Unlisted(Failure),

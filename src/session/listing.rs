@@ -34,7 +34,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Li
     list_telling_if_sent(session, directory).0
 }
 
-/// Does the same as [`list`]. Also returns whether the request was sent now. If not, it is sent later.
+/// Does the same as [`list`]. Also returns whether the request was sent now. If not, a later request serves the caller.
 pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
     let (answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();
@@ -59,8 +59,8 @@ impl SessionStore {
         (listings.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// Records that a listing was answered, and whether the directory is large. If the next listing must be sent now,
-    /// returns the channel to the callers that wait for its answer.
+    /// Records that a listing was answered, or that it was not answered in time. `is_large` says whether the directory
+    /// is large. If the next listing must be sent now, returns the sender of its answer.
     fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<ListingSender> {
         let mut record = self.record.lock();
         let listings = record.listings.get_mut(directory)?;
@@ -87,8 +87,9 @@ impl SessionStore {
         (callers.or_insert_with(|| watch::channel(None).0).subscribe(), is_first)
     }
 
-    /// Returns the next directories to list after a sync, with their callers. If there are none, the task that sends
-    /// the listings must end. A directory that was not returned yet can still get more callers.
+    /// Returns the next directories to list after a sync, at most [`BEHIND_ONE_SYNC`], with their callers. If there are
+    /// none, returns `None`, and the task that sends the listings must end. A directory that was not returned yet can
+    /// still get more callers.
     fn take_synced_listings(&self) -> Option<Vec<(Arc<str>, ListingSender)>> {
         let wanted = &mut self.record.lock().synced_listings;
         let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
@@ -132,7 +133,7 @@ async fn answer_callers(
         match answer {
             Some(answer) => send(answer),
             // No answer has come within the session timeout, and perhaps none will ever come. A separate task waits for
-            // the answer from now on, and the next listing is sent.
+            // the answer from now on. The next listing is sent now if callers wait for it.
             None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
         let Some(waiting) = next else { return };
@@ -143,8 +144,8 @@ async fn answer_callers(
 /// Lists the children of a directory after a sync. The answer shows every write that was committed before this call,
 /// through any server. The listing is sent once the session is connected.
 ///
-/// After a reconnect, thousands of callers may look for the nodes of lost creates. One listing serves every caller that
-/// called before it was sent, and one sync serves the listings of many directories.
+/// After a reconnect, thousands of callers may look for the nodes of creates whose answers were lost. One listing
+/// serves every caller that called before it was sent, and one sync serves the listings of many directories.
 pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Listing> {
     let (answer, is_first) = session.store().join_synced_listing(directory);
     if is_first {
@@ -185,8 +186,8 @@ async fn send_synced_listings(session: Arc<dyn Session>) {
             join_all(answers).await
         });
         if within(session.sleep(session.timeout()), &mut answers).await.is_none() {
-            // Some of these listings may never be answered. A separate task waits for them, so that the next listings
-            // need not.
+            // Some of these listings may never be answered. A separate task waits for their answers, so that the next
+            // listings are sent now.
             session.spawn(Box::pin(async move { drop(answers.await) }));
         }
     }

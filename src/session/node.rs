@@ -1,7 +1,6 @@
 //! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
-//! tasks that wait for its changes. A contender changes the state. The node is watched by the task `keep_alive`, or by
-//! a contender that waits. They call [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs
-//! the session.
+//! tasks that wait for its changes. The watch is requested by the task `keep_alive`, or by a contender that waits. Both
+//! call [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -43,11 +42,11 @@ impl Unwatched {
         }
     }
 
-    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` calls this
-    /// once in each `grace`.
+    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` waits for
+    /// `grace` before each call.
     ///
-    /// A node is watched at the second call after it was added, unless its owner has left it by then, because most
-    /// nodes are deleted sooner. With a `grace` of zero, a node is watched at the first call.
+    /// A node is watched at the second call after it was added, because most nodes are deleted sooner. With a `grace`
+    /// of zero, a node is watched at the first call. A node that its owner has left is removed, but not returned.
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<Node>>, bool) {
         let mut nodes = self.nodes.lock();
         let is_taken = |(node, was_passed_over): &mut (Arc<Node>, bool)| {
@@ -55,7 +54,8 @@ impl Unwatched {
         };
         let taken: Vec<_> = nodes.extract_if(.., is_taken).collect();
         let others_remain = !nodes.is_empty();
-        // A node is dropped after the mutex is released, because the backend is called when its replies are dropped.
+        // The removed nodes may be dropped only after the mutex is released: the destructors of their watches and
+        // replies call the backend.
         drop(nodes);
         (taken.into_iter().map(|(node, _)| node).filter(|node| !node.is_left()).collect(), others_remain)
     }
@@ -77,11 +77,11 @@ pub(crate) struct Node {
     /// and so takes effect only if the node exists. A call of [`Node::prepare_foreign_transaction`] counts
     /// for ever, because the caller may send its transaction at any time.
     unsettled: AtomicUsize,
-    /// The number of writes that were sent.
+    /// The number of writes (as above) that were sent.
     writes: AtomicUsize,
     /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost. Like
     /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
-    /// uses is checked millions of times a second.
+    /// uses may be checked millions of times a second.
     held_in: AtomicU64,
     /// When the first time limit of a present hold ends, in nanoseconds on the session's clock. If the process keeps
     /// the node between uses, each use has its own limit. `u64::MAX` without a limit.
@@ -110,9 +110,8 @@ pub(crate) struct NodeInner {
     /// The watch on the directory's data. A contender sets the data to request that other contenders give up the nodes
     /// that they keep between uses.
     pub(crate) directory_watch: Option<Reply<Watch>>,
-    /// The watch on this node, and the waker with which the watch is polled. The waker is this `Node` itself,
-    /// so that thousands of waiters need no task each. The waker keeps the `Node` alive until the watch has
-    /// fired.
+    /// The watch on this node, and the waker with which the watch is polled. The waker is this `Node` itself, so that
+    /// thousands of waiters need no task each. The waker keeps the `Node` alive while this watch is stored.
     pub(super) own: Option<(Watch, Waker)>,
 }
 
@@ -146,8 +145,8 @@ impl Node {
     /// Changes the state of the node under its mutex, and updates `held_in` and `first_limit`. A lost hold is logged
     /// and counted after the mutex is released, because subscribers of `tracing` run user code.
     ///
-    /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the
-    /// mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
+    /// A value with a destructor (a watch, a reply) must be returned by the closure, and dropped by the caller after
+    /// the mutex is released, because its destructor calls the backend. Callers name such a value `_unlocked`.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut NodeInner) -> T) -> T {
         let mut locked = self.locked.lock();
         let answer = change(&mut locked);
@@ -366,21 +365,23 @@ impl Node {
     }
 
     /// Returns the present moment if the node is held, no loss is recorded, and neither the lease nor a limit has
-    /// ended. Takes no mutex. After `None` the caller must call [`Node::detect_loss`].
+    /// ended. Takes no mutex. After `None` the caller must call [`Node::detect_loss`], because the atomics may be older
+    /// than the state.
     pub(crate) fn now_if_held(&self) -> Option<Moment> {
         let now = self.lease.now_if_valid_in(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
     }
 
-    /// Returns how long the node is surely still held, by the lease and the limits. `None` if the lease has ended or a
-    /// limit is reached.
+    /// Returns how long the node can still be held by the lease and the limits, whether or not it is held. `None` if
+    /// the lease has ended or a limit is reached.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         let left = self.lease.remaining()?.min(self.read(|it| it.limits.remaining(self.lease.now())));
         (!left.is_zero()).then_some(left)
     }
 
     /// Returns the time until the node is given up: one stop margin of the lease after the first time limit of a hold
-    /// or use. `None` if no present hold or use has a limit, and none has exceeded its limit.
+    /// or use. Zero if that moment has passed. `None` if no present hold or use has a limit, and none has exceeded its
+    /// limit.
     pub(crate) fn time_until_given_up(&self) -> Option<Duration> {
         self.read(|it| it.limits.time_until_given_up(self.lease.now(), self.lease.margin()))
     }
@@ -414,7 +415,7 @@ impl Node {
                 Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
             }
             Some(_) => HoldState::Held,
-            // The lease or a limit has ended since the first look.
+            // The lease or a limit has ended since the call of `detect_loss` above.
             None => HoldState::Lost { why: self.detect_loss().unwrap_or(Loss::LeaseRanOut) },
         }
     }
@@ -433,12 +434,13 @@ impl Node {
     }
 
     /// Stores the watch that was requested for the node at `path`, unless another node has replaced that node. If the
-    /// node does not exist, records the loss and returns `Ok`.
+    /// node does not exist, returns `Ok`, and records the loss unless the node was replaced.
     pub(super) fn store_watch(self: &Arc<Self>, path: &str, answer: Result<Watch, Failure>) -> Result<(), Failure> {
         match answer {
             Ok(watch) => {
                 let own = (watch, Waker::from(Arc::clone(self)));
-                // An earlier watch is dropped after the mutex is released, because its drop calls the backend.
+                // A watch that is not kept is dropped after the mutex is released, because its destructor calls the
+                // backend.
                 let _before = self.change(|it| if it.state.path() == path { it.own.replace(own) } else { Some(own) });
                 // Polls the stored watch, which may have fired already, and registers its waker.
                 self.detect_loss();

@@ -67,13 +67,13 @@ impl Stage {
         self.clock.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }
 
-    /// Sends a read, which is answered immediately. Returns when the read was sent.
+    /// Records a read that is sent now and answered immediately. Returns when the read was sent.
     fn touch(&self) -> Moment {
         self.lease.record_answer(self.lease.now());
         self.lease.now()
     }
 
-    /// Sends a write, which a quorum acknowledges immediately.
+    /// Records a write that is sent now and that a quorum acknowledges immediately.
     fn write(&self) {
         self.lease.acknowledged(self.lease.now());
     }
@@ -140,7 +140,7 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCH_STEPS >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state.lock().touches.len() <= TOUCH_STEPS as usize + 2);
-    // One operation lets all touches before it extend the lease, so the newest of them counts.
+    // One operation lets every touch extend the lease that was answered a settling time before it. The newest counts.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
     stage.write();
@@ -188,7 +188,8 @@ fn a_handshake_counts_from_its_sending() {
     assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
     assert!(stage.counts(handshake) && !stage.counts(last));
-    // The handshake extends the lease at the first acknowledged operation, and not again at a later one.
+    // The first acknowledged operation has let the handshake extend the lease at once. But a later touch needs the
+    // settling time again.
     stage.advance(ms(1));
     let newer = stage.touch();
     stage.write();
@@ -221,7 +222,8 @@ fn renewals_in_time_keep_the_epoch() {
     assert_eq!(stage.lease.epoch(), Some(epoch));
 }
 
-/// In this test no method is called when the lease ends, so only the clock shows that the lease has run out.
+/// In this test, no method that takes the mutex is called when the lease ends, so only the clock shows that the lease
+/// has run out.
 #[test]
 fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::begun();
@@ -414,7 +416,8 @@ fn the_lease_clock_advances_with_the_standard_clock() {
     assert!(first > Duration::ZERO && since_boot() - first >= passed);
 }
 
-/// The servers keep the session for 6 s by their clock. In this time the holder's slow clock advances by `passed` only.
+/// The servers keep the session for 6 s by their clock. In this time the holder's clock, which may be slow, advances by
+/// `passed`.
 #[test]
 fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {

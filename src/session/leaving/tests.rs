@@ -35,7 +35,7 @@ fn next_request_of(leaving: &Leaving) -> String {
     }
 }
 
-/// Gives these answers to the removal, and checks the next request after each.
+/// Gives these answers to the removal. Checks the next request after each, and that nothing is reported.
 #[track_caller]
 fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
     for (answer, expected) in steps {

@@ -67,7 +67,7 @@ fn a_task_woken_by_a_loss_finds_it_at_once() {
 }
 
 /// A server deletes the node when the session expires. If the process was stopped until then, the event of the deletion
-/// comes before the owner has checked its lease.
+/// may come before the owner has checked its lease.
 #[test]
 fn a_removal_after_a_lapse_counts_as_the_lapse() {
     for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
@@ -223,8 +223,8 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
 }
 
-/// A tokio timer stands still while the machine is suspended, but the lease goes on, as the lease's clock does in this
-/// test.
+/// While the machine is suspended, tokio's timers stand still, but the lease's clock goes on. Here, `expire` advances
+/// the lease's clock alone.
 #[tokio::test(start_paused = true)]
 async fn a_holder_learns_of_a_suspend_within_300_ms() {
     let (node, expire) = expiring();
