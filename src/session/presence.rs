@@ -3,7 +3,7 @@
 //! A crash of a server can lose the event of a watch, and a server can list a node that the ensemble no longer has. So
 //! a task that has received no event for a long time sends transactions that only check nodes and change nothing. The
 //! leader answers them in the order of all writes, and each answer comes after the events of earlier writes. A failed
-//! transaction names only its first failed operation, so the checks after that operation are sent again.
+//! transaction names only its first failed operation, so the checks after that operation must be sent again.
 
 use std::future::pending;
 use std::ops::Range;
@@ -23,18 +23,18 @@ use crate::telemetry::{meter, names};
 /// The most checks in one transaction.
 const CHECKS_MAX: usize = 1_000;
 
-/// The most bytes in one transaction. ZooKeeper refuses a request of 1 MiB.
+/// The most bytes of checks in one transaction, unless a single check is longer. ZooKeeper refuses a request of 1 MiB.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The number of transactions into which the checks after a failed check are divided. There are several, because
-/// further ones of these checks may fail, and each failure costs another transaction.
+/// The most transactions into which the checks after a failed check are divided. With several transactions, several
+/// more failing checks are found at a time.
 const PARTS: usize = 16;
 
 /// The most contenders that an error names as the holders of a lock or as the contenders in front. The number is small,
 /// because the leader is asked whether each of them exists, and the error must be returned in time.
 pub(crate) const NAMED: usize = 8;
 
-/// The longest pause before a check, unless the session timeout is longer.
+/// The longest pause before a check, apart from the jitter, unless the session timeout is longer.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// Whether a check holds, that is, whether the leader has the node, with the given version if there is one. A failure
@@ -71,8 +71,8 @@ pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>
     run_checks(session, &[check_operation(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
 }
 
-/// Returns the first of these nodes that exists. Repeats lost requests until the answer is known or the session is
-/// over.
+/// Returns the path of the first of these nodes that exists, or `None` if none of them does. Repeats lost requests
+/// until they are answered or the session is over. Fails if no node is found and a check had no result.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check_operation(path, None)).collect();
     let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
@@ -154,7 +154,7 @@ fn with_jitter(pause: Duration, random: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
-/// Says when one waiter asks the leader again. The pauses between its questions double.
+/// Says when one waiter asks the leader again. The pauses between its questions double, up to [`PAUSE_MAX`].
 pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
@@ -193,7 +193,7 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Asks the leader again and again until the leader has this node (`is_there`) or does not have it (`!is_there`).
+    /// Asks the leader after each pause, until it has this node (`is_there`) or does not have it (`!is_there`).
     pub(crate) async fn until_leader_answers(&mut self, path: &str, is_there: bool) {
         loop {
             self.pause().await;
@@ -204,8 +204,9 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Disconnects from each server that lists one of these nodes, which the ensemble's leader does not have. Returns
-/// whether there was such a server, even if another caller has disconnected first.
+/// Leaves the server (closes the connection to it) if it lists one of these nodes, which the ensemble's leader does not
+/// have. Does the same at each next server, until one lists none of the nodes or a listing fails. Returns whether a
+/// server was left, even if another caller has left it first.
 ///
 /// The leader's answer that a node is gone has also brought the server up to date. So a server that lists the node
 /// afterwards is wrong.
@@ -228,9 +229,9 @@ pub(crate) async fn leave_server_if_listed(
     Ok(has_left)
 }
 
-/// Disconnects from each server whose answer about a node still differs from the leader's. Called after a check has
-/// shown a change that no watch reported. Returns whether there was such a server, even if another caller has
-/// disconnected first.
+/// Leaves each server (closes the connection to it) whose answer about a node still differs from the leader's. Called
+/// after a check has shown a change that no watch reported. Returns whether a server was left, even if another caller
+/// has left it first.
 ///
 /// A read, which the server answers, is sent between two checks, which the leader answers. The answer to the first
 /// check brings the server up to the leader's state. So if both checks agree and the read differs, the server is wrong.
@@ -251,7 +252,8 @@ pub(crate) async fn leave_differing_server(
             Err(Failure::NoNode) => false,
             Err(_) => return Ok(has_left),
         };
-        // If the two checks differ, the node changed between them, and the read shows nothing.
+        // If the two results differ or are unknown, the node may have changed between the checks. Then the read shows
+        // nothing.
         if before != after || before.is_none_or(|is_there| is_there == is_at_server) {
             return Ok(has_left);
         }
@@ -260,8 +262,9 @@ pub(crate) async fn leave_differing_server(
     }
 }
 
-/// Disconnects from the server of this connection, which does not agree with the ensemble's leader about the node at
-/// `path`. Does nothing if the connection is lost already, or if another caller has disconnected.
+/// Leaves the server of this connection, which does not agree with the ensemble's leader about the node at `path`:
+/// closes the connection, unless it is lost or closed already. Fails with [`Failure::Diverged`] if there is no other
+/// server.
 pub(crate) async fn leave_server(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     let (on, node) = (Arc::clone(session), path.to_owned());
@@ -292,8 +295,7 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 }
 
 /// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If
-/// so, waits until the request to the server may be repeated. If `tries` allows no repetition, connects to another
-/// server.
+/// so, waits until the request to the server may be repeated, or leaves the server if `tries` allows no repetition.
 pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> CheckResult {
     let connection = session.store().connection();
     match is_there(session, path, None).await {

@@ -33,9 +33,9 @@ use crate::telemetry::names;
 /// timeouts suffice for a `syncLimit` of up to 20. The default is 5.
 const KEPT_FOR: u32 = 10;
 
-/// Removes a node. Sends the first request before this function returns, unless the connection is lost. The removal
-/// goes on in the background even if the returned reply is dropped. `creating` is the reply to the node's create, if it
-/// is still awaited.
+/// Removes a node, as `leaving` says. If this begins with a delete and the session is connected, the delete is sent
+/// before this function returns. The removal goes on in the background even if the returned reply is dropped.
+/// `creating` is the reply to the node's create, if it is still awaited.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
     node: &Node,
@@ -66,8 +66,8 @@ fn forget_old(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
     }
 }
 
-/// Removes the nodes of late creates (explained at the top of this file). Spawned after each reconnect. Costs one
-/// listing of each directory with late creates.
+/// Starts the removals of the nodes of late creates (explained at the top of this file). Spawned after each reconnect.
+/// Costs one listing of each directory with late creates.
 pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
     let now = session.lease().now();
     let expected = {
@@ -101,7 +101,7 @@ fn spawn_removal(
 ) -> Reply<()> {
     let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None, None);
     let by = Remover { session: Arc::clone(session), directory, tag, _pending };
-    // This call polls the work once, and the poll sends the first request.
+    // This call polls the work once. The poll sends the delete, if the removal begins with one.
     spawn_awaited(session, by.carry_out(leaving, creating), log_failure)
 }
 
@@ -180,8 +180,8 @@ impl Remover {
         {
             return answer;
         }
-        // The permit of `late_removals` is released, because this request may never be answered, and the other removals
-        // must go on.
+        // The permit of `late_removals`, if there is one, is released: this request may never be answered, and the
+        // other removals must go on.
         drop(turn);
         deleted.await
     }

@@ -1,5 +1,4 @@
-//! The requests of a session and their answers, and the reasons why a session ends and why a lock is lost. Backends
-//! produce these types, and all other folders use them.
+//! The requests of a session and their answers, and the reasons why a session ends and why a lock is lost.
 
 use std::fmt;
 use std::future::Future;
@@ -17,7 +16,8 @@ use thiserror::Error;
 /// Dropping the reply does not cancel the request.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// Returns `Ok(None)` for the failures "the node does not exist" and "this client may not read the node".
+/// Returns `Ok(None)` for the failures "the node does not exist" and "this client may not read the node". Keeps every
+/// other failure.
 pub(crate) fn none_unless_readable<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
@@ -26,7 +26,8 @@ pub(crate) fn none_unless_readable<T>(answer: Result<T, Failure>) -> Result<Opti
     }
 }
 
-/// Waits for all replies. If a node does not exist, or this client may not read it, its answer is `None`.
+/// Waits for all replies, or for the first failure. If a node does not exist, or this client may not read it, its
+/// answer is `None` and no failure.
 pub(crate) fn join_readable<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(none_unless_readable))))
 }
@@ -45,9 +46,9 @@ pub enum Kind {
     Persistent,
     /// Stays until a client deletes the node, or the ensemble does so some time after the deletion of the last child.
     Container,
-    /// Deleted at the end of the session that created it.
+    /// Deleted when the session that created it ends, unless a client deletes it before.
     Ephemeral,
-    /// Deleted at the end of the session that created it. The ensemble appends a rising sequence number to the name.
+    /// Like [`Ephemeral`](Kind::Ephemeral), and the ensemble appends a rising sequence number to the name.
     EphemeralSequential,
 }
 
@@ -347,13 +348,13 @@ pub(crate) fn disagreement_message(node: &str, server: &str) -> String {
     )
 }
 
-/// Returns whether the reply to a write or a transaction proves that a quorum committed the request, and thus that the
-/// session was alive.
+/// Returns whether the reply to a write or a transaction proves that a quorum has processed the request, and thus that
+/// the session was alive. `false` may also be returned for some replies from a quorum.
 pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
-        // The quorum also commits a failed transaction, as an error. But a request that the client crate refuses was
-        // never sent.
+        // A quorum also agrees on the failure of a transaction. But `Refused` and `InvalidAcl` may come from the client
+        // crate, which then has sent nothing.
         Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
         Err(_) => false,
     }
@@ -377,14 +378,14 @@ pub enum Loss {
     #[error("the lock's node was removed by somebody else")]
     Removed,
     /// The lock was given back, and not lost. A clone of a [`Term`](crate::leadership::Term) has this reason once the
-    /// term has ended.
+    /// term has ended without a loss.
     #[error("the lock was given back")]
     GivenBack,
     /// A stranger wrote to a lock node while its owner still held the lock, and waiters took the write for a hand-off.
     ///
-    /// The library detects the false grant after a few milliseconds. If a holder releases before that, the next holder
-    /// also has a false grant. The library detects the second one after a fifth of the session timeout, if the rightful
-    /// holder is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
+    /// The library usually detects the false grant after a few milliseconds. If a holder releases before that, the next
+    /// holder also has a false grant. The library detects the second one after a fifth of the session timeout, if the
+    /// rightful holder is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
     /// [`Semaphore`](crate::Semaphore) never gives permits by such a write.
     #[error("a stranger wrote to a lock node, and the write was taken for a hand-off")]
     Interfered,

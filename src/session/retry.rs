@@ -45,8 +45,8 @@ impl RetryLimit {
         self.made >= self.most
     }
 
-    /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, and
-    /// every failure beyond the limit.
+    /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, every
+    /// failure beyond the limit, and [`Failure::Over`] if the session is over.
     pub(crate) async fn await_retry(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.is_reached() => self.pause(session).await,
@@ -55,7 +55,7 @@ impl RetryLimit {
     }
 
     /// Waits until the session is connected, and counts the try. From the fourth try on, also sleeps for 1/50 to 12/50
-    /// of the session timeout, because the cause of so many lost answers is probably the server and not the connection.
+    /// of the session timeout, because the cause of so many failures is probably the server and not the connection.
     /// Fails if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.until_connected().await.map_err(Failure::Over)?;
@@ -97,8 +97,8 @@ where
     }
 }
 
-/// Sleeps for `pause`. Returns `false` if the timer fired too early, which happens only if the runtime of the timer has
-/// ended. The caller must then not sleep again, because every further timer would also fire too early.
+/// Sleeps for `pause`. Returns `false` if the timer fired before half of that time, which happens only if the runtime
+/// of the timer has ended. The caller must then not sleep again, because every further timer would also fire too early.
 pub(crate) async fn sleep_fully(session: &Arc<dyn Session>, pause: Duration) -> bool {
     let began = session.lease().now();
     session.sleep(pause).await;
@@ -139,8 +139,8 @@ pub(crate) async fn data(
     node.map(Some).or_else(default_if_no_node)
 }
 
-/// Fails if the node's ACL is wider than this client's own ACL, and this client refuses such nodes. The request for the
-/// ACL is sent before this function returns.
+/// Fails if this client refuses nodes with wider rights, and the node's ACL is wider than this client's own ACL or
+/// cannot be read. The request for the ACL, if it is needed, is sent before this function returns.
 pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Future<Output = Result<(), Failure>> + Send {
     let mut first = session.refuses_wider_rights().then(|| session.wider_rights(path));
     async move {
@@ -172,9 +172,9 @@ pub(crate) fn default_if_no_node<T: Default>(failure: Failure) -> Result<T, Fail
     if failure == Failure::NoNode { Ok(T::default()) } else { Err(failure) }
 }
 
-/// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work goes on
-/// even if the caller is never polled again. The waker of the first poll does nothing, but the spawned task is polled
-/// at once, so no wake-up is lost.
+/// Polls the work once on the calling thread, and spawns the rest, if there is any, on the thread of the sessions. So
+/// the work goes on even if the caller is never polled again. The waker of the first poll does nothing, but the spawned
+/// task is polled at once, so no wake-up is lost.
 pub(crate) fn poll_then_spawn(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -182,7 +182,7 @@ pub(crate) fn poll_then_spawn(session: &Arc<dyn Session>, work: impl Future<Outp
     }
 }
 
-/// Runs work on the thread of the sessions, and returns its result. If the reply is dropped before the work ends,
+/// Runs work as [`poll_then_spawn`] does, and returns its result. If the reply is dropped before the work ends,
 /// `abandoned` is called with the result.
 pub(crate) fn spawn_awaited<T: Send + 'static>(
     session: &Arc<dyn Session>,

@@ -1,7 +1,6 @@
-//! The record of one session: the lease, the connection, and our nodes on the session. The backend reports events to
-//! the record. Contenders and the task `keep_alive` read and change the record. The methods of [`SessionStore`] about
-//! hand-offs, the renewal of the lease, shared listings and late creates are in `hand_off.rs`, `keep_alive.rs`,
-//! `listing.rs` and `removal.rs`.
+//! The record of one session: the lease, the connection, and our nodes (the nodes that this library has created on the
+//! session). The backend reports events to the record. Contenders and the task `keep_alive` read and change the record.
+//! More methods of [`SessionStore`] are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and `removal.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -64,8 +63,8 @@ pub(super) struct SessionRecord {
     pub(super) signals_refused: HashMap<Arc<str>, Moment>,
     /// The hand-offs (releases that waiters took as their grants) to check, by the path of the releasing holder's node.
     pub(super) hand_offs: HashMap<Arc<str>, HandOff>,
-    /// The last hand-off whose check was passed. If the same hand-off grants the lock to another contender later, that
-    /// grant needs no check.
+    /// The path of the hand-off that was confirmed last. If the same hand-off grants the lock to another contender
+    /// later, that grant needs no check.
     pub(super) last_confirmed: Option<Arc<str>>,
     /// The nodes that this process no longer keeps between uses, and deletes after the last use.
     closing: Vec<Weak<Node>>,
@@ -74,7 +73,7 @@ pub(super) struct SessionRecord {
     /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each has the moment
     /// until which it is expected, the directory, and the owner's tag.
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
-    /// The directories that are being listed.
+    /// The listings that are under way, by directory.
     pub(super) listings: HashMap<Arc<str>, Listings>,
     /// The callers of listings that are sent after a sync, by directory. `None` while no task sends such listings.
     pub(super) synced_listings: Option<BTreeMap<Arc<str>, ListingSender>>,
@@ -129,8 +128,8 @@ impl SessionStore {
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
     pub fn began(&self, sent: Moment) {
-        // If the lease had run out, this answer may have renewed it, so a later check could find the lease valid and
-        // miss the loss of a hold. So the loss of every hold is recorded now.
+        // If the lease had run out, this answer may have renewed it. A later check could then find the lease valid and
+        // miss the loss of a hold, so the loss of every hold is recorded now.
         if self.lease.began(sent) {
             self.detect_all_losses();
         }
@@ -156,7 +155,8 @@ impl SessionStore {
         self.lease.resumed(sent);
     }
 
-    /// Turns steady mode on or off. In steady mode the lease never ends, for backends that need no heartbeat.
+    /// Turns steady mode on or off, for backends that need no heartbeat. In steady mode the lease lasts until the
+    /// session is over. When steady mode is turned off, the lease lasts for its full duration from now on.
     pub fn steady(&self, steady: bool) {
         self.lease.steady(steady);
         self.renewal_wake.notify_one();
@@ -187,8 +187,8 @@ impl SessionStore {
     /// lost.
     pub fn end(&self, why: Ending) {
         self.record_end(why);
-        // The end of the session is recorded as the loss of every node that is not lost yet, before an event can report
-        // the deletion of the node.
+        // The end of the session is recorded as the loss of each node now, before an event can report the deletion of
+        // the node as its loss.
         self.detect_all_losses();
         self.renewal_wake.notify_one();
         self.unwatched.wake.notify_one();
@@ -255,8 +255,8 @@ impl SessionStore {
         Node::new(record.nodes_made, named, path_label, mode, &self.lease, &self.unwatched)
     }
 
-    /// Records the created node, from the answer to its create, or from a listing after that answer was lost.
-    /// Until [`SessionStore::forget`], the task `keep_alive` watches the node, and checks the node while it is held.
+    /// Records the created node, from the answer to its create, or from a listing after that answer was lost. Until
+    /// [`SessionStore::forget`], the task `keep_alive` watches and checks the node. Fails as `NodeState::created` does.
     pub(crate) fn record_created(&self, node: &Arc<Node>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
@@ -289,7 +289,8 @@ impl SessionStore {
         record.nodes.insert(node.number, Arc::clone(node));
         let is_late = record.nodes.len() == 1 && record.renewal > renewed_by;
         drop(record);
-        // The renewing task is woken only if necessary, because a wake-up costs a tenth of the time of a short hold.
+        // The task that renews the lease is woken only if necessary, because a wake-up costs a tenth of the time of a
+        // short hold.
         if is_late {
             self.renewal_wake.notify_one();
         }

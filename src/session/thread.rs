@@ -37,26 +37,27 @@ static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 /// client crate and of this library, so connections in the child would not be served.
 static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
-/// Returns whether this process was forked after its parent had connected. This function reads the clock
-/// [`since_boot_or_forked`], which normally asks the system for the process id at most once in [`FORK_CHECK_EVERY`].
+/// Returns whether this process was forked after its parent had connected. Reads the clock [`since_boot_or_forked`],
+/// which, unless the process is a fork, asks the system for the process id at most about once in [`FORK_CHECK_EVERY`].
 pub(crate) fn is_forked() -> bool {
     since_boot_or_forked() == FORKED
 }
 
-/// The time that [`since_boot_or_forked`] returns in a forked process. This time is later than the end of any lease, so
-/// every lease that the fork has copied is invalid in the child.
+/// The time that [`since_boot_or_forked`] returns in a forked process. This time is later than the end of any lease of
+/// a real session, so every such lease that the fork has copied is invalid in the child.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
-/// The shortest time between two calls of `std::process::id`, in nanoseconds. The call enters the kernel, which would
-/// be slow for a hold that is checked millions of times a second. A fork usually takes longer than this time, so the
-/// child's first check calls `std::process::id`.
+/// How long an answer of `std::process::id` is used, in nanoseconds. The call enters the kernel, which would be slow
+/// for a hold that is checked millions of times a second. A fork usually takes longer than this time, so the child's
+/// first check calls `std::process::id` again.
 const FORK_CHECK_EVERY: u64 = 20_000;
 
-/// When `std::process::id` was last called, in nanoseconds since boot.
+/// When `std::process::id` last showed that this process is not a fork, in nanoseconds since boot.
 static FORK_CHECKED_AT: of_process::AtomicU64 = of_process::AtomicU64::new(0);
 
-/// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. Real
-/// sessions use this clock for their leases, because a forked process cannot serve its parent's sessions.
+/// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. A fork may
+/// be noticed [`FORK_CHECK_EVERY`] late. Real sessions use this clock for their leases, because a forked process cannot
+/// serve its parent's sessions.
 pub(crate) fn since_boot_or_forked() -> Moment {
     let now = since_boot();
     let at = nanos(now);
@@ -102,7 +103,8 @@ impl<F> Drop for CatchPanic<F> {
     }
 }
 
-/// Returns the message of a panic. If the process has no file descriptor left, the message says so.
+/// Returns a message for a panic, with the first line of the panic's own message. If that line says that too many files
+/// are open, the message explains this.
 pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
     let message = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
     let message = message.and_then(|message| message.lines().next()).unwrap_or_default();

@@ -14,9 +14,9 @@
 //! | `Moving` | the node was replaced, or surely not | the phase before it |
 //! | any | the owner gives the node back, or is dropped | `Left` |
 //!
-//! A node is lost if the session is over, if the lease has run out since the grant (for a waiter: since the lease was
-//! first valid), if the hold exceeded its limit, if the node was removed, or if a stranger forged the grant. The first
-//! of these losses is recorded, and the phase stays. The owner still leaves the node, so that it is deleted if it
+//! A node is lost if the session is over, if the lease has run out since the grant (for a waiter: since the waiter
+//! first relied on it), if the hold exceeded its limit, if the node was removed, or if a stranger forged the grant. The
+//! first of these losses is recorded, and the phase stays. The owner still leaves the node, so that it is deleted if it
 //! exists.
 
 use std::collections::BTreeSet;
@@ -32,20 +32,20 @@ use crate::session::request::{Created, Ending, Event, Failure, Loss};
 /// The phase of a node, which is the step of its life as this process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// No create awaits its answer: either no create was sent, or the last one failed, or its answer was lost.
+    /// No create awaits its answer, and no node is known to exist.
     #[default]
     Absent,
     /// The create was sent, and its answer is awaited.
     Coming,
     /// The node is in the queue, and the lock is not granted yet.
     Waiting,
-    /// The lock is held, since this epoch of the lease.
+    /// The lock is held, in this epoch of the lease.
     Holding(u64),
-    /// The node is being replaced by another one. The node is held in this epoch of the lease, or waits (`None`). The
-    /// deletion of the old node is then no loss.
+    /// The node is being replaced by another one. The node is held in this epoch of the lease, or waits (`None`). In
+    /// this phase, the deletion of the old node is no loss.
     Moving(Option<u64>),
-    /// The owner has left the node, if there was one. The node is being deleted or is deleted, or its deletion was
-    /// refused.
+    /// The owner has left the node, or has left before there was a node. A node that exists is deleted, unless its
+    /// deletion fails.
     Left,
 }
 
@@ -95,9 +95,9 @@ pub(crate) struct Limits {
     /// The longest duration of one hold or use.
     longest: Option<Duration>,
     ends: BTreeSet<LimitDeadline>,
-    /// How many holds and uses have begun so far. The count is the id of the last one.
+    /// How many holds and uses with a limit have begun so far. The count is the id of the last one.
     begun: u64,
-    /// When a hold or use was found to have exceeded its limit.
+    /// When a hold or use was first found to have exceeded its limit.
     exceeded: Option<Moment>,
 }
 
@@ -119,21 +119,21 @@ impl Limits {
         self.ends.remove(&end);
     }
 
-    /// Returns when a present hold or use first reaches its limit.
+    /// Returns when the first of the present holds and uses reaches its limit. `None` if none has a limit.
     pub(super) fn first(&self) -> Option<Moment> {
         self.ends.first().map(|(end, _)| *end)
     }
 
-    /// Returns the time until a present hold or use first reaches its limit. Without a present one, returns the limit
-    /// itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if there is no
-    /// limit.
+    /// Returns the time until the first of the present holds and uses reaches its limit. If none is present, returns
+    /// the limit itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if
+    /// there is no limit.
     pub(super) fn remaining(&self, now: Moment) -> Duration {
         self.first().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
     }
 
-    /// Returns the time until the node is given up. The node is given up `margin` after a hold or use was found to have
-    /// exceeded its limit. If none was, the node is given up `margin` after the moment at which a present hold or use
-    /// first reaches its limit. Returns `None` if no present hold or use has a limit either.
+    /// Returns the time until the node is given up. The node is given up `margin` after a hold or use was first found
+    /// to have exceeded its limit. If none was, the node is given up `margin` after the first of the present holds and
+    /// uses reaches its limit. Returns `None` if none of them has a limit either.
     pub(super) fn time_until_given_up(&self, now: Moment, margin: Duration) -> Option<Duration> {
         self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
     }
@@ -154,10 +154,11 @@ pub struct NodeState {
     connection: u64,
     /// The number of creates whose answers were lost.
     unanswered: u8,
-    /// The number of creates that found no directory.
+    /// The number of creates to which the server answered that there is no directory.
     without_directory: u8,
     /// Whether there may be an orphan in the queue. An orphan is a node of this owner that no answer has shown. An
-    /// orphan may exist after the answer to a create was lost, or after the owner left the node during a downgrade.
+    /// orphan may exist if the answer to a create was lost or disagreed with a listing, or if it is not known whether a
+    /// downgrade took effect.
     may_have_orphan: bool,
     /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange
     /// took effect.
@@ -167,13 +168,14 @@ pub struct NodeState {
     loss: Option<Loss>,
     /// Whether [`NodeState::take_unreported_loss`] has returned the loss of the hold.
     is_reported: bool,
-    /// Whether a watch on this node was requested, and neither failed nor fired since.
+    /// Whether a watch on this node was requested, and has neither failed nor fired. A node that replaces this one
+    /// begins without a watch.
     is_watched: bool,
     /// Whether the owner, while it waited, has requested that the nodes kept between uses in this directory be given
     /// up. If so, an event of the watch on the directory may come from the owner's own request, and does not prove that
     /// another contender has made one.
     pub(crate) asked_itself: bool,
-    /// The number of commits of a shared value under this node so far, which is also the id of the last one.
+    /// The id of the last commit of a shared value under this node, or 0 before the first one.
     commits: u32,
     pub(crate) limits: Limits,
 }
@@ -202,7 +204,8 @@ impl NodeState {
         }
     }
 
-    /// Records that the create was sent at `now` on this connection.
+    /// Records that a create was sent at `now` on this connection. Of repeated creates, `Creation::sent` keeps the
+    /// moment of the first.
     pub fn create_sent(&mut self, now: Moment, connection: u64) {
         (self.phase, self.connection) = (Phase::Coming, connection);
         self.creation.sent = self.creation.sent.min(now);
@@ -255,8 +258,8 @@ impl NodeState {
         self.phase = Phase::Holding(epoch);
     }
 
-    /// Begins to replace the node. `outside` is the path of the permit outside the queue that replaces the node. With
-    /// `None`, a reader's node in the queue replaces it (a downgrade).
+    /// Begins to replace a node that waits or is held. `outside` is the path of the permit outside the queue that
+    /// replaces the node. With `None`, a reader's node in the queue replaces it (a downgrade).
     pub fn begin_move(&mut self, outside: Option<String>) {
         match self.phase {
             Phase::Holding(epoch) => self.phase = Phase::Moving(Some(epoch)),
@@ -266,14 +269,15 @@ impl NodeState {
         self.unseen = outside;
     }
 
-    /// Records that this reader's node has replaced the node.
+    /// Records that this reader's node has replaced the node, unless the owner has left the node meanwhile.
     pub fn downgraded(&mut self, reader: NodeName) {
         if self.end_replacement_at(self.path_of(reader.as_str())) {
             self.name = Arc::new(reader);
         }
     }
 
-    /// Records that the permit has replaced the node. `token` is the czxid of the permit.
+    /// Records that the permit has replaced the node, unless the owner has left the node meanwhile. `token` is the
+    /// czxid of the permit.
     pub fn exchanged(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
             && self.end_replacement_at(path)
@@ -283,15 +287,15 @@ impl NodeState {
     }
 
     /// Records that the node was not replaced. Called only if no permit was or will be created in its place. But if the
-    /// replacement was a downgrade whose answer was lost, the new READ node may exist, and then is an orphan.
+    /// replacement was a downgrade, its answer may be lost, and the new READ node may exist and is then an orphan.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_have_reader_node();
         self.unseen = None;
         self.end_replacement_at(self.path.clone());
     }
 
-    /// Ends a replacement: from now on the node is at this path. If the owner has left the node meanwhile, returns
-    /// `false` and changes nothing. Either of the two nodes may exist then.
+    /// Ends a replacement: from now on the node is at this path. If none is under way, because the owner has left the
+    /// node meanwhile, returns `false` and changes nothing. Either of the two nodes may exist then.
     fn end_replacement_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
@@ -300,11 +304,11 @@ impl NodeState {
         true
     }
 
-    /// Leaves the node, and returns its removal. Returns `None` if no answer has shown the node, or if the owner has
-    /// left it before.
+    /// Leaves the node, and returns its removal. Changes nothing and returns `None` if no answer has shown the node, or
+    /// if the owner has left it before.
     ///
-    /// With `may_signal`, the removal of a writer that held the lock also signals the release to waiters, unless the
-    /// hold came from a forged hand-off, or the dialect has no hand-offs.
+    /// With `may_signal`, the removal of a writer's node that held the lock in the queue also signals the release to
+    /// waiters, unless the hold came from a forged hand-off, or the dialect has no hand-offs.
     pub fn leave(&mut self, may_signal: bool) -> Option<Leaving> {
         if !self.has_node() {
             return None;
@@ -339,7 +343,7 @@ impl NodeState {
         node.into_iter().chain(outside).chain(orphans).collect()
     }
 
-    /// Returns whether the node waits and has no epoch of the lease yet.
+    /// Returns whether the node waits and relies on no epoch of the lease yet.
     pub(crate) fn waits_without_epoch(&self) -> bool {
         self.relied_epoch.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
@@ -349,7 +353,8 @@ impl NodeState {
         self.relied_epoch = epoch;
     }
 
-    /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
+    /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded. Without a node,
+    /// does nothing.
     ///
     /// Must be called before an event of the watch is [recorded](NodeState::record_event). If the process was stopped
     /// for long, the lease has run out and the server has removed the node. The end of the lease must then be recorded
@@ -370,7 +375,8 @@ impl NodeState {
         }
     }
 
-    /// Records an event of the watch on the node. A deletion is a loss, except while the node is being replaced.
+    /// Records an event of the watch on the node. A deletion is a loss only if the node waits or is held, and is not
+    /// being replaced.
     pub(crate) fn record_event(&mut self, event: Event) {
         self.is_watched = false;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
@@ -401,7 +407,7 @@ impl NodeState {
         self.loss.or((self.phase == Phase::Left).then_some(Loss::GivenBack))
     }
 
-    /// Returns the path and the loss of a held node that was lost. Each loss is returned once.
+    /// Returns the path and the loss of a held node that was lost. Returns `None` in every later call.
     pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
         let loss = self.loss.filter(|_| self.is_held_even_if_lost() && !self.is_reported)?;
         self.is_reported = true;
@@ -416,7 +422,7 @@ impl NodeState {
         Some(path)
     }
 
-    /// Records that the watch requested on this path was not armed.
+    /// Records that the watch requested on this path was not armed. Does nothing if the node is at another path now.
     pub(crate) fn watch_failed(&mut self, path: &str) {
         self.is_watched &= self.path != path;
     }
@@ -457,7 +463,7 @@ impl NodeState {
         self.path.ends_with(self.name.as_str())
     }
 
-    /// Returns the orphans among these names: other nodes of this owner, which exist if the answer to a create was
+    /// Returns the orphans among these names: other nodes of this owner, which may exist if the answer to a create was
     /// lost. The caller must have listed the names after a write that this session sent later than that create, so that
     /// they contain every orphan. Returns none if no orphan is possible, or if this owner has no node now.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {

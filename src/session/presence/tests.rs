@@ -10,7 +10,8 @@ fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Resu
     })
 }
 
-/// Sends `checks` checks until all results are known. Returns the results, and the numbers of rounds and transactions.
+/// Runs `checks` checks, to which [`answer`] gives the answers, until none is left to send. Returns the results, and
+/// the numbers of rounds and transactions.
 fn run_all(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<CheckResult>, usize, usize) {
     let (mut results, mut rounds, mut transactions) = (CheckResults::new(checks, 100), 0, 0);
     loop {

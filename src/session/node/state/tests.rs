@@ -73,8 +73,8 @@ fn removed(leaving: &Leaving) -> (&str, bool) {
     }
 }
 
-/// Checks that the end of the node removes these paths in this order. Each path comes with whether its deletion signals
-/// the release.
+/// Checks that [`NodeState::end`] returns the removals of these paths, in this order. Each path comes with whether its
+/// deletion signals the release.
 #[track_caller]
 fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N]) {
     let removals = record.end(true);
