@@ -4,11 +4,12 @@
 //! ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse Keeper closes
 //! the connection without an answer, which ends the session.
 //!
-//! A lost answer proves nothing, because each break of a connection loses answers. So a session counts a feature as
-//! lacking only after an answer that says that the server does not know the request.
+//! A lost answer does not show a lacking feature, because each break of a connection loses answers. So a session takes
+//! a feature for lacking only if an answer says that the server does not know the request.
 //!
-//! On ClickHouse Keeper each request for a container would end a session. So all sessions of a client share one mark
-//! that the servers are ClickHouse Keeper ([`ClickHouseMark`]).
+//! This rule does not suffice for containers: on ClickHouse Keeper each request for a container would end a session. So
+//! all sessions of a client share one mark that the servers are ClickHouse Keeper ([`ClickHouseMark`]). With this mark,
+//! no session requests a container.
 
 use std::sync::Arc;
 
@@ -18,23 +19,23 @@ use crate::session::request::Failure;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
-/// Whether the servers of a client are ClickHouse Keeper. All sessions of the client share this value.
+/// Whether the servers of a client were recognized as ClickHouse Keeper. All sessions of the client share this value.
 #[derive(Debug, Default)]
 pub(crate) struct ClickHouseMark(AtomicBool);
 
 impl ClickHouseMark {
-    /// Takes the servers for ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts
+    /// Marks the servers as ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts
     /// sessions up from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the
     /// server's configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine
-    /// and the start of the server (`SessionTrackerImpl`). So ZooKeeper gives an id below 2^28 only if a server with
-    /// the id 0 starts within 4 s after its machine.
+    /// and the start of the server (`SessionTrackerImpl`). So ZooKeeper gives an id in this range only if a server with
+    /// the id 0 starts within 4.1 s after its machine.
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse();
         }
     }
 
-    /// Records that the servers are ClickHouse Keeper.
+    /// Records that the servers are ClickHouse Keeper, and logs this once.
     pub(crate) fn mark_as_clickhouse(&self) {
         if !self.0.swap(true, Ordering::Relaxed) {
             emit!(
@@ -49,17 +50,18 @@ impl ClickHouseMark {
     }
 }
 
-/// Whether the servers of one session have the features that some servers lack.
+/// The features that some servers lack, and whether the servers of one session have them.
 #[derive(Debug)]
 pub(crate) struct ServerFeatures {
     pub(crate) keeper: Arc<ClickHouseMark>,
     pub(crate) containers: ServerFeature,
-    /// The request that reads several nodes.
+    /// The feature to read several nodes by one request.
     pub(crate) multi_read: ServerFeature,
 }
 
 impl ServerFeatures {
-    /// Returns the features of the new session with this id. No answer has shown yet whether its servers lack a feature.
+    /// Returns the features of the new session with this id. No answer has shown yet that its servers lack one. But
+    /// `keeper` may be marked already, and then the session has no containers.
     pub(crate) fn of_session(session: i64, keeper: Arc<ClickHouseMark>) -> ServerFeatures {
         let feature = |feature, effect| ServerFeature { session, feature, effect, is_lacking: AtomicBool::new(false) };
         ServerFeatures {
@@ -86,7 +88,7 @@ impl ServerFeatures {
     }
 }
 
-/// A feature, and whether the servers of one session have it, as far as their answers have shown.
+/// A feature, and whether an answer has shown that the servers of one session lack it.
 #[derive(Debug)]
 pub(crate) struct ServerFeature {
     session: i64,
@@ -101,8 +103,8 @@ impl ServerFeature {
         self.is_lacking.load(Ordering::Relaxed)
     }
 
-    /// Maps an error of the answer to a failure. If the answer says that the servers lack this feature, records that. The
-    /// failure is then `Unknown`, so that the caller tries again, and then without the feature.
+    /// Maps an error in the answer to a failure. If the error says that the servers lack this feature, this session
+    /// does without it from now on. The failure is then `Unknown`, so that the caller sends the request again.
     pub(crate) fn learn_from_answer<T>(
         &self,
         answer: Result<T, zk::Error>,
@@ -139,7 +141,7 @@ mod tests {
             assert_eq!(shown.reads_keep_alive(), shown.has_containers());
             !shown.has_containers()
         };
-        // The ids are of ZooKeeper's server 0, started 5 s after its machine, and of servers 1 and 255.
+        // These are ids of ZooKeeper's server 0 that started 5 s after its machine, of server 1, and of server 255.
         let zookeepers = [5_000 << 16, 0x0100_0c5d_4f3a_0000, -0x00ff_f3a2_b0c5_fffe];
         assert!(![0, -1].into_iter().chain(zookeepers).any(lacking));
         assert!([1, 2, 200_000_000].into_iter().all(lacking));

@@ -29,13 +29,13 @@ use crate::zookeeper::session::ZooKeeperSession;
 
 /// A client of a ZooKeeper ensemble.
 ///
-/// The sessions of a client run on a thread of the library. When a session expires, its guards are lost, its waiting
-/// acquisitions fail, and the next acquisition opens a new session.
+/// The sessions of a client run on a thread of the library. When a session expires, its guards are lost, and its
+/// waiting acquisitions fail. The next acquisition opens a new session if no other session can take it.
 ///
 /// # Clone
 /// Clones share their sessions. When the last clone and the last guard are dropped, the sessions are closed. That drop
-/// waits up to 250 ms for the server to end the sessions. [`ZooKeeper::close`] returns when the server has confirmed
-/// their end.
+/// waits up to 250 ms for the servers to end the connected sessions. [`ZooKeeper::close`] waits longer, for up to one
+/// session timeout.
 ///
 /// # Examples
 ///
@@ -56,29 +56,28 @@ struct Sessions {
     background: Arc<BackgroundThread>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     keeper: Arc<ClickHouseMark>,
-    /// The attempt to open a session, while it is under way. All callers wait for the same attempt, so that many
+    /// The attempt to open a session, while one is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
     opening: Mutex<Option<OpeningOutcome>>,
     closed: watch::Sender<bool>,
     outage: Arc<Outage>,
 }
 
-/// The outcome of an attempt to open a session, for all callers that wait. `None` until the attempt has ended.
+/// The outcome of an attempt to open a session, which all callers await. `None` until the attempt has ended.
 type OpeningOutcome = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
-    /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end is the root of all
-    /// paths: `zk1:2181,zk2:2181/apps/billing`. The path is created if it is missing. If it is deleted later, the next
-    /// acquisition creates it again.
-    ///
-    /// Waits until a session is established.
+    /// Connects with default options, and waits until a session is established. `servers` is a list
+    /// `host:port,host:port`. A path at its end is the root of all paths: `zk1:2181,zk2:2181/apps/billing`. The path is
+    /// created if it is missing. If it is deleted later, the next acquisition creates it again.
     ///
     /// # Cancel safety
     /// Dropping the future gives up the attempt.
     ///
     /// # Errors
-    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s).
+    /// - [`Error::Unreachable`] when no server gave a session within the session timeout (10 s).
     /// - [`Error::InvalidInput`] when `servers` is not a valid list.
+    /// - [`Error::Closed`] in a process that was forked from one that had connected.
     pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
     }
@@ -92,12 +91,12 @@ impl ZooKeeper {
     ///
     /// The call returns immediately. While connected, the call sends no request. If the client has several sessions,
     /// the call returns the state of the oldest live session, because the next acquisition will likely use that
-    /// session. Between two sessions the state is [`Connecting`](ConnectionState::Connecting). Its time counts from the
-    /// moment at which the last session lost its connection.
+    /// session. Between two sessions the state is [`Connecting`](ConnectionState::Connecting), since the moment at
+    /// which the last session lost its connection.
     ///
-    /// While not connected, a call has two effects, in the background and at most once a second. If no session is live,
-    /// the call opens a new one, as an acquisition would do. The call also probes each server, on a new connection, for
-    /// the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
+    /// While not connected, and not closed, a call has two effects, in the background and at most once a second. If no
+    /// session is live, the call opens a new one, as an acquisition would do. The call also probes each server, on a
+    /// new connection, for the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
     ///
     /// `Connected` does not say whether a lock is held. A guard's [`state`](crate::Hold::state) says that.
     ///
@@ -116,7 +115,7 @@ impl ZooKeeper {
         self.ensemble.state()
     }
 
-    /// Returns the session timeout that the servers have granted, which may differ from the
+    /// Returns the session timeout that the servers have granted to the oldest live session, which may differ from the
     /// [requested](ZooKeeperBuilder::session_timeout) one. `None` between two sessions, and after
     /// [`close`](Self::close).
     ///
@@ -150,7 +149,9 @@ impl ZooKeeperBuilder {
     /// Connects. See [`ZooKeeper::connect`].
     ///
     /// # Errors
-    /// The errors of [`ZooKeeper::connect`], and [`Error::InvalidInput`] for an invalid option.
+    /// The errors of [`ZooKeeper::connect`], where the connect timeout limits the time. Also [`Error::InvalidInput`]
+    /// for an invalid option, [`Error::Closed`] for refused credentials, and [`Error::Refused`] if the library cannot
+    /// start its thread.
     pub async fn connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         self.check()?;
         let servers = Servers::parse(servers.as_ref())?;
@@ -196,7 +197,7 @@ impl Coordinator for ZooKeeper {
                     Err(_) => return Err(thread_ended_failure()),
                 },
             };
-            // If the session ends during this wait, the next round of the loop chooses another session.
+            // If the client is closed or the session ends during this wait, the loop begins again.
             tokio::select! {
                 biased;
                 () = self.ensemble.until_closed() => {}
@@ -258,7 +259,8 @@ impl fmt::Debug for ZooKeeper {
 impl Drop for Sessions {
     /// Drops the sessions, and waits until the servers have ended those that are connected. Then waits for the log
     /// subscriber. Both waits together take at most 250 ms. Without the first wait, a program that ends right after its
-    /// last guard would leave the lock taken for a whole session timeout.
+    /// last guard would leave the lock taken for a whole session timeout. A thread of the library does not wait, and a
+    /// forked process does nothing.
     ///
     /// Each guard has a reference to these `Sessions`. So when this drop runs, only background removals of nodes still
     /// use a session. The session is closed after its last removal.
@@ -273,12 +275,12 @@ impl Drop for Sessions {
         let connected = sessions.iter().filter(|it| it.lease().is_connected());
         let leaving: Vec<_> = connected.map(|it| it.follower.clone()).collect();
         drop(sessions);
-        // The library's threads end the sessions and deliver the events, so a wait on one of them would be in vain.
+        // This thread itself would end the sessions or deliver the events, so a wait here would be in vain.
         if user_thread::is_library_thread() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
-        // Sleeps without a runtime, because a drop is not async.
+        // Sleeps the thread, because a drop is not async.
         while Instant::now() < deadline && leaving.iter().any(|follower| follower.has_changed().is_ok()) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -287,15 +289,16 @@ impl Drop for Sessions {
 }
 
 impl Sessions {
-    /// Returns why no session may be used: the client was closed, or this process was forked. In a forked process, the
-    /// sessions belong to the parent process, which goes on using them.
+    /// Returns why no session may be used: the client was closed, or this process is a forked child, whose sessions
+    /// belong to its parent. `None` if sessions may be used.
     fn why_closed(&self) -> Option<Ending> {
         let closed = || self.closed.borrow().then_some(Ending::Closed);
         if is_forked() { Some(Ending::Forked) } else { closed() }
     }
 
-    /// Returns a slot on the oldest live session that has room. Also drops each session that is over, and reports the
-    /// end of the oldest of these to [`Outage`]. Of the live sessions, keeps the oldest and those that are in use.
+    /// Returns a slot on the oldest live session that has room, and marks the session as used. Before that, drops each
+    /// session that is over, and reports the end of the oldest of these to [`Outage`]. Of the live sessions, keeps the
+    /// oldest and those that are in use.
     fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
@@ -316,9 +319,10 @@ impl Sessions {
         session_slot
     }
 
-    /// Returns the state of the oldest live session, which the next acquisition uses if the session has room. If that
-    /// session is not connected, or no session is live, also probes the servers for the reason, at most once a second.
-    /// With the probe, opens a new session if no session is live.
+    /// Returns `Closed` if no session may be used any more. Otherwise returns the state of the oldest live session,
+    /// which the next acquisition uses if the session has room. If that session is not connected, or no session is
+    /// live, also probes the servers for the reason, at most once a second. With the probe, opens a new session if no
+    /// session is live.
     fn state(self: &Arc<Self>) -> ConnectionState {
         if self.why_closed().is_some() {
             return ConnectionState::Closed;
@@ -340,19 +344,20 @@ impl Sessions {
         ConnectionState::Connecting { since, why: self.outage.why(since) }
     }
 
-    /// Returns a slot on a session, or else the attempt to open a session, which the caller awaits.
+    /// Returns a slot on a session, or else the outcome of an attempt to open one, which the caller may await. Begins
+    /// the attempt unless one is under way.
     ///
-    /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and any number
-    /// of callers that are dropped leave only one attempt behind.
+    /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and any
+    /// number of callers that are dropped leave only one attempt behind.
     fn reuse_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningOutcome> {
         let mut opening = self.opening.lock();
-        // An attempt adds its session before it clears `opening`, which is locked here. So if no attempt is under way,
-        // the session of the last attempt is found.
+        // A successful attempt adds its session before it clears `opening`, which is locked here. So if `opening` is
+        // `None`, that session is already in the list.
         if let Some(session_slot) = self.reuse_session(own_bytes) {
             return Ok(session_slot);
         }
-        // If the sender of the result is gone, the task of the attempt has ended without a result. This call then begins a
-        // new attempt.
+        // If the sender of the outcome is gone, the task of the attempt has ended without an outcome, and this call
+        // begins a new attempt.
         if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
             return Err(opening.clone());
         }
@@ -379,14 +384,15 @@ impl Sessions {
     /// Waits until this client is closed or dropped. The future does not keep the client alive.
     fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
-        // The result of `wait_for` is dropped inside this block, because the result holds the internal lock of the channel.
+        // `wait_for` returns a guard that locks the channel. The guard is dropped here, so that the future does not
+        // return it.
         async move { drop(closed.wait_for(|closed| *closed).await) }
     }
 
-    /// Connects on the library's thread, because the client crate spawns its task on the runtime on which `connect` is
-    /// called, and the caller's runtime may be blocked or end.
+    /// Connects on the library's thread. The client crate spawns its task on the runtime on which `connect` is called,
+    /// and the caller's runtime may be blocked or end.
     ///
-    /// Dropping the future gives up the attempt.
+    /// Dropping the returned future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (config, background) = (self.config.clone(), Arc::clone(&self.background));
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect_schedule());
@@ -401,7 +407,8 @@ impl Sessions {
         }
     }
 
-    /// Adds a new session, and returns a slot on it. Other callers may use the session from now on.
+    /// Adds a new session, and returns a slot on it. Other callers may use the session from now on. Fails if the
+    /// session has no room for the paths, or if this client was closed meanwhile.
     fn add_session(&self, session: Arc<ZooKeeperSession>, own_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{own_bytes} bytes of paths are too many for a session"));
         let session_slot = session.reserve_slot(own_bytes).ok_or_else(no_room)?;
@@ -417,7 +424,7 @@ impl Sessions {
     }
 }
 
-/// Returns the failure after the end of the library's thread, which only a bug can cause.
+/// Returns the failure if the library's thread has ended. Only a bug can end that thread.
 fn thread_ended_failure() -> Failure {
     Failure::Unreachable("the library's thread has ended".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Opens a session. Repeats the attempts to connect, pauses between them, and finds the reason if none succeeds.
+//! Opens a session: repeats the attempts to connect, and finds the reason if none succeeds in time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,22 +21,23 @@ use crate::zookeeper::probe::probe_for_reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// How long before the end of the time limit of `connect` a probe of the servers begins, to find the reason why there is no
-/// session. With a limit below 6 s, the probe begins at half the limit. A slow server may need 3 s to answer a probe.
+/// A probe of the servers begins this long before the time limit for opening a session, to find the reason why there is
+/// no session. With a limit below 6 s, the probe begins at half the limit. A slow server may need 3 s to answer a
+/// probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
-/// When a lost session may be replaced.
+/// When a new session may replace a lost one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReconnectSchedule {
-    /// When the last answered request of the lost session was sent.
+    /// When the newest answered request of the lost session was sent.
     answered: Moment,
     /// When the first attempt to open a new session may start.
     due: Moment,
 }
 
 impl ReconnectSchedule {
-    /// Returns when a new session may replace the session of this lease. `None` unless that session has expired, or a
-    /// server gave the client another session when the client resumed that one.
+    /// Returns when a new session may replace the session of this lease. `None` unless that session has expired, or was
+    /// replaced: on a reconnect, a server gave the client another session instead.
     pub(super) fn after_loss(lease: &Lease) -> Option<ReconnectSchedule> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
@@ -44,24 +45,25 @@ impl ReconnectSchedule {
         Some(ReconnectSchedule { answered, due })
     }
 
-    /// Returns the time until the first attempt may start, at most half of `bound`, the time limit for all attempts
-    /// together.
+    /// Returns the time until the first attempt may start. This is at most half of `bound`, the time limit for all
+    /// attempts together.
     fn first_pause(self, now: Moment, bound: Duration) -> Duration {
         self.due.saturating_sub(now).min(bound / 2)
     }
 
-    /// Returns a random pause between two attempts.
+    /// Returns a random pause between two rounds of attempts.
     fn next_pause(self, now: Moment, options: &ZooKeeperBuilder) -> Duration {
         let away = now.saturating_sub(self.answered);
         reconnect_jitter(away, options.session_timeout.min(options.open_limit()), random())
     }
 }
 
-/// Opens a session, or resumes `session`: tries one address after another until a server gives a session. Also returns the
-/// address, and a moment before the handshake of the session was sent.
+/// Opens a session, or resumes `session`: tries one address after another until a server gives a session. Also returns
+/// the address, and a moment before the handshake of the session was sent. An error other than `NoHosts`, `Timeout` and
+/// `SessionExpired` ends the attempts.
 ///
-/// If the session replaces a lost one, a random pause follows each round of attempts, so that not all clients of an
-/// ensemble come back within a second.
+/// If the session replaces a `lost` one, a random pause follows each failed round of attempts, so that not all clients
+/// of an ensemble come back within a second.
 async fn open(
     finder: &mut ServerFinder,
     lost: Option<ReconnectSchedule>,
@@ -88,9 +90,9 @@ async fn open(
 
 /// Opens a session. If the session replaces a `lost` one, a random pause comes first.
 ///
-/// If the servers grant a shorter timeout than requested, connects again with options for the granted timeout, and
-/// resumes the session. The reason is that the client crate takes the limit of a connection's silence before it
-/// connects, and this limit depends on the session timeout.
+/// If the servers grant a shorter timeout than requested, but not less than [`SHORTEST_TIMEOUT`], connects again with
+/// options for the granted timeout, and resumes the session. The client crate needs to know before it connects how long
+/// a connection may be silent, and that limit depends on the session timeout.
 async fn open_with_granted_timeout(
     finder: &mut ServerFinder,
     lost: Option<ReconnectSchedule>,
@@ -119,8 +121,9 @@ async fn open_with_granted_timeout(
     }
 }
 
-/// Opens a session, and creates the path at the end of the connect string unless an option says otherwise. If the
-/// session replaces a `lost` one, a random pause comes first.
+/// Opens a session within the connect timeout. Also creates the root, which is the path at the end of the connect
+/// string, unless an option leaves that to the first acquisition. If the session replaces a `lost` one, a random pause
+/// comes first.
 pub(super) async fn new_session(
     config: ConnectConfig,
     background: Arc<BackgroundThread>,
@@ -171,8 +174,8 @@ pub(super) async fn new_session(
     }
 }
 
-/// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason shortly before
-/// the end.
+/// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason [`PROBE_AHEAD`]
+/// before the end.
 async fn wait_and_find_reason(config: &ConnectConfig, bound: Duration) -> String {
     let ahead = PROBE_AHEAD.min(bound / 2);
     let (nearly, end) = (sleep(bound - ahead), sleep(bound));

@@ -1,5 +1,5 @@
 //! Decides which address of the servers a client tries next, when, and for how long. [`Attempts`] is a value without
-//! I/O, clock or mutex. Its methods take times, answers and looked-up addresses.
+//! I/O, clock or mutex. Its methods get the time, the outcomes of attempts, and looked-up addresses.
 //!
 //! One attempt is under way at a time. A *round* ends when a connection is ready, or when each address was tried once.
 //! The first of these rules that applies decides:
@@ -14,9 +14,11 @@
 //! 4. Each address is tried once before any is tried twice.
 //! 5. Addresses that did not answer last time come last.
 //!
-//! Rules 2 and 3 avoid an address only while there is another address whose last attempt has not failed.
+//! Rules 2 and 3 avoid an address only while there is another address at which no attempt has failed since the
+//! connection was lost.
 //!
-//! A reconnect begins with a round without a pause. Later attempts are at least a fortieth of the session timeout apart.
+//! A reconnect begins with a round without a pause. Each later attempt begins at least a fortieth of the session
+//! timeout after the one before, unless rule 1 applies or the client has paused between two rounds.
 
 use std::cmp::Ordering;
 use std::net::SocketAddr;
@@ -28,24 +30,26 @@ type Moment = Duration;
 /// From this session timeout on, the limit of an attempt is shorter than two fifths of the session timeout.
 const LONG_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The shortest limit of an attempt with a long session timeout. A shorter limit would mistake an ordinary pause of a
-/// server for a broken connection.
+/// The shortest limit of an attempt if the session timeout is at least [`LONG_TIMEOUT`]. A shorter limit would mistake
+/// an ordinary pause of a server for a broken connection.
 const QUICKEST: Duration = Duration::from_millis(350);
 
-/// For how many session timeouts a server with unanswered writes is avoided.
+/// For how many session timeouts a server with unanswered writes is avoided, and a theft is possible after an abandoned
+/// attempt.
 const KEEPS_WRITES_FOR: u32 = 10;
 
 /// For how long a server that disagrees with its leader is avoided.
 const DISAGREES_FOR: Duration = Duration::from_secs(600);
 
-/// At most how often a client that knows only one address leaves its server within [`DISAGREES_FOR`]. The next
-/// connection to this address may reach another server.
+/// How often a client that knows only one address may leave its server within [`DISAGREES_FOR`]. The next connection to
+/// this address may reach another server.
 const LEAVES_OF_ONE: u32 = 3;
 
-/// The most attempts in one session timeout after the first round.
+/// The divisor of the session timeout that gives the least time between the starts of two attempts after the first
+/// round.
 const MOST_ATTEMPTS: u32 = 40;
 
-/// Returns how long the first attempt to connect to an address may take.
+/// Returns how long the first attempt to connect to an address may take, unless a shorter read timeout is set.
 pub fn attempt_limit(session_timeout: Duration) -> Duration {
     if session_timeout < LONG_TIMEOUT { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
 }
@@ -55,7 +59,8 @@ pub fn attempt_limit(session_timeout: Duration) -> Duration {
 ///
 /// The client crate tests an idle connection after half of this limit. So a connection survives a server's pause of
 /// half of this limit. The crate may notice up to an eighth of the limit too late that the limit has passed. So the
-/// limit is at most 8/9 of `rides_out`, but never below the limit of an attempt to connect.
+/// limit is at most 8/9 of `rides_out`, and at most a third of the session timeout. But it is never below the limit of
+/// an attempt to connect, and equals that limit if the session timeout is below [`LONG_TIMEOUT`].
 pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
     let attempt = attempt_limit(session_timeout);
     let longest = if session_timeout < LONG_TIMEOUT { attempt } else { session_timeout / 3 };
@@ -68,18 +73,18 @@ const LONGEST: u32 = 2;
 /// The divisor of the time since the last answer that gives the other upper bound of a random pause.
 const PART: u32 = 4;
 
-/// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of `away`, the
-/// time since the last answer, and at most half a session timeout.
+/// Returns a random pause of a client that replaces a lost session ("full jitter"): up to a quarter of `away`, the time
+/// since the last answer, and at most half a session timeout.
 ///
 /// A failed network switch or an outage of the ensemble cuts off many clients together, and they lose their sessions
 /// together. Later all reach the ensemble at the same moment, and each requests a session, places in queues, and
 /// watches. 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their
 /// answers. So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer
-/// the pause may be. On average the pause is an eighth of the outage, but at most a quarter of a session timeout. A
-/// session survives a short break, so a short break costs no pause.
+/// the pause may be. On average the pause is an eighth of `away`, but at most a quarter of a session timeout. A client
+/// whose session survives a break does not pause.
 ///
-/// Before the first attempt, the pause begins when the client knows that its session is over. After a failed attempt,
-/// the next pause begins at the failure.
+/// The first pause begins when the client knows that its session is over. Each later pause begins after a failed round
+/// of attempts.
 pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) -> Duration {
     let longest = (away / PART).min(session_timeout / LONGEST);
     longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)
@@ -88,12 +93,12 @@ pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) 
 /// The number of equal steps between no pause and the longest pause. The random number picks one of them.
 const GRAINS: u64 = 1 << 20;
 
-/// One address of a server. `None` as the address stands for the server's name, which the client crate looks up itself.
+/// One address of a server. If `address` is `None`, the client crate gets the server's name, and looks it up itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
     /// The position of the server in the connect string.
     pub server: usize,
-    /// The looked-up address.
+    /// The looked-up address, or `None` for the name.
     pub address: Option<SocketAddr>,
 }
 
@@ -113,7 +118,7 @@ pub enum Failed {
     Silent,
     /// The server has refused or closed the connection, or gave no session.
     Refused,
-    /// The connection broke after the handshake, before it was ready.
+    /// The connection ended after the handshake, before it was ready.
     Unready,
 }
 
@@ -125,17 +130,17 @@ pub struct Attempts {
     known: Vec<KnownAddress>,
     /// The number of the present round.
     round: u64,
-    /// The number of attempts since a connection was ready, or since the client paused between two rounds. Attempts by
-    /// rule 1 are not counted.
+    /// The number of attempts since a connection was ready, or since the client paused between two rounds. An attempt
+    /// after a theft of the session is not counted.
     begun: usize,
     /// When the last attempt began. `None` before the first attempt, and after a pause between two rounds.
     last: Option<Moment>,
-    /// The address to which the client goes back, because the session may have been stolen from there (rule 1).
+    /// The address to which the client goes back, because the session may have been stolen from the connection there.
     stolen: Option<Target>,
     /// Until when a server may still read the handshake of an abandoned attempt, and so steal the session.
     may_steal_until: Moment,
-    /// Until when the limits of attempts do not grow. A lease may last until then, and during a long attempt the client
-    /// would notice the end of a break too late.
+    /// Until when the limits of attempts do not grow. The lease of the lost connection may last until then, and during
+    /// a long attempt the client would notice too late that the servers answer again.
     is_quick_until: Moment,
 }
 
@@ -145,15 +150,17 @@ struct KnownAddress {
     limit: Duration,
     is_silent: bool,
     has_failed: bool,
-    /// Whether the address was looked up since the connection was lost.
+    /// Whether the address was looked up since the connection was lost. Stays `true` if `address` is `None`.
     is_fresh: bool,
-    /// The round in which the address was tried last.
+    /// The round in which the address was tried last; 0 before the first attempt.
     tried: u64,
     keeps_writes_until: Moment,
     disagrees_until: Moment,
-    /// How often the server was left because it disagrees with its leader. Counts from zero again after `disagrees_until`.
+    /// How often the client has left the server because it disagrees with its leader. Counts from zero again after
+    /// `disagrees_until`.
     left: u32,
-    /// The place of the address in the order of attempts, which differs from client to client.
+    /// A random number. Among addresses that are equal otherwise, the lowest is tried first, so the order differs from
+    /// client to client.
     place: u64,
 }
 
@@ -179,7 +186,8 @@ impl Attempts {
         }
     }
 
-    /// Returns what comes next at this moment. After [`Next::Attempt`], the caller reports how the attempt has ended.
+    /// Returns what comes next at this moment. If an attempt comes next, the caller reports its failure by
+    /// [`Attempts::failed`], or a connection that is ready by [`Attempts::ready`].
     pub fn next(&mut self, now: Moment) -> Next {
         let stolen = self.stolen.take().and_then(|target| self.find(target));
         if let Some(known) = stolen {
@@ -191,8 +199,8 @@ impl Attempts {
             return Next::Pause(Duration::MAX);
         };
         let is_again = self.known[first].tried == self.round;
-        // An address is also paced if as many attempts have begun as addresses are known. Otherwise a name that resolves to
-        // new addresses at each look-up would cause attempts without a pause.
+        // An attempt may also have to wait if as many attempts have begun as addresses are known. Otherwise a name that
+        // resolves to new addresses at each look-up would cause attempts without a pause.
         let is_paced = is_again || self.begun >= self.known.len();
         let due = self.last.filter(|_| is_paced).map(|last| last + self.session_timeout / MOST_ATTEMPTS);
         if let Some(pause) = due.and_then(|due| due.checked_sub(now)).filter(|pause| !pause.is_zero()) {
@@ -211,7 +219,7 @@ impl Attempts {
         self.last = None;
     }
 
-    /// Returns whether each known address was tried in the present round.
+    /// Returns whether each known address was tried in the present round. `true` if no address is known.
     pub fn is_round_over(&self) -> bool {
         self.known.iter().all(|it| it.tried == self.round)
     }
@@ -240,16 +248,17 @@ impl Attempts {
     }
 
     /// Returns whether a look-up has found this address since the connection was lost. Only then is the server at this
-    /// address believed when it says that the session is over.
+    /// address believed when it says that the session is over. A target without an address is always fresh.
     pub fn is_fresh(&self, target: Target) -> bool {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
 
     /// Records that an attempt has failed.
     ///
-    /// After an attempt without an answer, its server may still steal the session (rule 1). The next attempt at this
-    /// address may take twice as long, up to a session timeout, unless a lease may depend on quick attempts. If the
-    /// connection broke before it was ready, and the session may have been stolen, the next attempt is at this address.
+    /// If the attempt got no answer, its server may still steal the session (see the module). The next attempt at its
+    /// address may then take twice as long, up to a session timeout. It may not in the first session timeout after a
+    /// loss, when a lease may depend on quick attempts. If the connection ended before it was ready, and the session
+    /// may have been stolen, the next attempt is at this address.
     pub fn failed(&mut self, target: Target, why: Failed, now: Moment) {
         match why {
             Failed::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
@@ -265,7 +274,7 @@ impl Attempts {
         }
     }
 
-    /// Records that a connection to this address is ready.
+    /// Records that a connection to this address is ready, and begins a new round.
     pub fn ready(&mut self, target: Target) {
         let limit = self.limit;
         if let Some(known) = self.find(target) {
@@ -275,14 +284,15 @@ impl Attempts {
     }
 
     /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent on the
-    /// connection and not answered. `broke` is `false` if the client has given up the connection.
+    /// connection and not answered. `broke` is `false` if the client itself has given up the connection.
     pub fn lost(&mut self, target: Target, now: Moment, keeps_writes: bool, broke: bool) {
         let is_stolen = keeps_writes && broke && now < std::mem::take(&mut self.may_steal_until);
         for known in &mut self.known {
             // A target without an address stays fresh, because the client crate looks its name up at each attempt.
             (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
         }
-        // One session timeout from now, the session's lease has surely ended, because a lease is shorter than that.
+        // A lease is shorter than a session timeout. So after this time the lease has ended, unless an answer has
+        // renewed it.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
         if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {
@@ -291,8 +301,8 @@ impl Attempts {
         self.stolen = is_stolen.then_some(target);
     }
 
-    /// Decides whether to leave the server at this address, which disagrees with its leader. If so, records that the
-    /// server was left.
+    /// Decides whether to leave the server at this address, which disagrees with its leader. If so, and if the address
+    /// is known, records that the client has left the server.
     pub fn leave(&mut self, target: Target, now: Moment) -> bool {
         // Several servers may share the only address.
         let most = if self.known.len() == 1 { LEAVES_OF_ONE } else { 1 };

@@ -1,9 +1,9 @@
 //! The connections of one session, one after another. [`ServerFinder`] makes the attempts to connect, and [`Attempts`]
-//! decides where and when. When a connection is lost, [`Connections::run`] resumes the session on another one.
+//! decides where and when. When a connection is lost, [`Connections::run`] resumes the session on a new one.
 //!
 //! The first connection is *ready* at once. Any other connection is ready once a quorum has answered a transaction on
 //! the connection, and the session's watches are armed again. Until then the requests of the session wait. So no read
-//! shows an older state than the quorum's, and no answer shows a change before the watch event of that change.
+//! shows a state from before that transaction, and no answer shows a change before the watch event of that change.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -39,7 +39,8 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{WatchKind, Watches};
 
-/// How many reads that arm watches again are sent together. A heartbeat never waits behind more of these reads.
+/// The most reads that are sent together while watches are armed again. A heartbeat never waits behind more of these
+/// reads.
 const ARMED_AT_ONCE: usize = 256;
 
 /// The servers of a client, and the options of the connections to them.
@@ -50,19 +51,19 @@ pub(super) struct ConnectConfig {
 }
 
 impl ConnectConfig {
-    /// Returns the connect string for one attempt.
+    /// Returns the connect string for one attempt: the target's address, or else the server's text, and then the root.
     fn connect_string(&self, target: Target) -> String {
         let of_name = || self.servers.each[target.server].text.clone();
         target.address.map_or_else(of_name, |address| address.to_string()) + self.servers.root()
     }
 
-    /// Returns the address of an attempt's server, for logs and errors.
+    /// Returns the address of an attempt, or the server's name and port if there is no address, for logs and errors.
     pub(super) fn address_text(&self, target: Target) -> String {
         target.address.map_or_else(|| self.servers.each[target.server].host_and_port(), |address| address.to_string())
     }
 
-    /// Connects to this address. `None` if no answer comes within `limit`. If `session` is given, the connection resumes
-    /// that session.
+    /// Connects to this address. Returns `None` if no answer comes within `limit`, or within a limit of the client
+    /// crate itself. If `session` is given, with its timeout, the connection resumes that session.
     pub(super) async fn open_link(
         &self,
         target: Target,
@@ -80,7 +81,7 @@ impl ConnectConfig {
         let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
         // The crate also ends an attempt by a limit of its own, which is at most three fifths of the session timeout.
         // Its errors `NoHosts` and `Timeout` do not say whether that limit has passed. So these errors count as silence
-        // once most of the shorter limit has passed.
+        // once 7/8 of the shorter limit have passed.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
         let outcome = match &opened {
@@ -103,7 +104,7 @@ type ServerLookupResult = Result<Vec<Option<SocketAddr>>, String>;
 pub(super) struct ServerFinder {
     pub(super) config: ConnectConfig,
     pub(super) attempts: Attempts,
-    /// For each server, whether its look-up is under way.
+    /// For each server, whether its look-up is under way, or waits to begin.
     is_under_way: Vec<bool>,
     pending: FuturesUnordered<BoxFuture<'static, (usize, ServerLookupResult)>>,
 }
@@ -116,7 +117,7 @@ impl ServerFinder {
         ServerFinder { config, attempts, is_under_way, pending: FuturesUnordered::new() }
     }
 
-    /// Begins to look up each server. The answers to earlier look-ups do not count any more.
+    /// Begins to look up each server. Ignores the answers of look-ups that are still under way.
     pub(super) fn look_up_all(&mut self) {
         self.pending.clear();
         self.is_under_way.fill(false);
@@ -134,7 +135,8 @@ impl ServerFinder {
             if !pause.is_zero() {
                 sleep(pause).await;
             }
-            // The client crate gets the name and looks it up itself, because the handshake of TLS or Kerberos needs the name.
+            // The handshake of TLS or Kerberos needs the name. So the client crate gets the name, and looks it up
+            // itself.
             let found = if needs_name {
                 Ok(vec![None])
             } else {
@@ -144,7 +146,8 @@ impl ServerFinder {
         }));
     }
 
-    /// Records the result of the next look-up that ends. Never returns if none is under way.
+    /// Records the result of the next look-up that ends. After an error, looks the same server up again later. Never
+    /// returns if no look-up is under way.
     async fn record_next_lookup(&mut self) {
         let Some((server, found)) = self.pending.next().await else { return std::future::pending().await };
         self.is_under_way[server] = false;
@@ -158,8 +161,9 @@ impl ServerFinder {
         }
     }
 
-    /// Makes the next attempt when it may begin. With a session, the attempt resumes the session. Returns the address, the
-    /// limit of the attempt, a moment before its handshake, and how it has ended.
+    /// Makes the next attempt when it may begin. With a session, the attempt resumes the session. Returns the address,
+    /// the limit of the attempt, a moment before its handshake, and its outcome as [`ConnectConfig::open_link`] returns
+    /// it.
     pub(super) async fn attempt(
         &mut self,
         session: Option<(&zk::SessionInfo, Duration)>,
@@ -185,14 +189,14 @@ impl ServerFinder {
         }
     }
 
-    /// Records that an attempt has failed, and looks its server up again.
+    /// Records that an attempt has failed, and begins to look its server up again.
     pub(super) fn record_failure(&mut self, target: Target, why: Failed) {
         self.attempts.failed(target, why, since_boot());
         self.look_up(target.server, Duration::ZERO);
     }
 }
 
-/// What the connections of one session share.
+/// What all connections of one session share.
 pub(super) struct Connections {
     pub(super) config: ConnectConfig,
     pub(super) store: Arc<SessionStore>,
@@ -214,7 +218,7 @@ pub(super) struct Connections {
     pub(super) leaves: mpsc::UnboundedSender<LeaveServerRequest>,
 }
 
-/// A request to leave a server that disagrees with its leader.
+/// A request of a caller to leave the server of the present connection, because that server disagrees with its leader.
 pub(super) struct LeaveServerRequest {
     /// The number of the connection that is to be left.
     pub(super) connection: u64,
@@ -227,7 +231,8 @@ pub(super) struct LeaveServerRequest {
 /// A connection whose task runs on the library's thread.
 pub(super) struct ServedConnection {
     target: Target,
-    /// The client, until the connection is ready. After that, the pipeline has the client.
+    /// The crate's client, while the pipeline does not have it: until the connection is ready, and once the server is
+    /// to be left.
     unready: Option<Arc<zk::Client>>,
     record: Arc<ConnectionRecord>,
     /// `None` until the connection has ended.
@@ -237,7 +242,7 @@ pub(super) struct ServedConnection {
 }
 
 impl ServedConnection {
-    /// Waits until the connection has ended.
+    /// Waits until the connection has ended, and returns why.
     async fn wait_for_end(&self) -> LinkEnd {
         let mut end = self.end.clone();
         let ended = end.wait_for(Option::is_some).await;
@@ -245,7 +250,8 @@ impl ServedConnection {
     }
 
     /// Closes the session on this connection, unless the connection has ended: drops the client, and waits up to
-    /// `limit` for the server's answer. The caller has not made the connection ready, so nobody else has the client.
+    /// `limit` for the server's answer. The caller makes sure that nobody else has the client, because the session is
+    /// closed only with its last clone.
     async fn close_session(mut self, limit: Duration) {
         drop_catching_panic(self.unready.take());
         let _ended = within(sleep(limit), self.wait_for_end()).await;
@@ -281,7 +287,8 @@ impl Connections {
                         None => continue,
                     }
                 }
-                // The connection of an idle session is made ready only when the session's first request is made.
+                // If the session is idle, its connection is made ready only when a request waits for it, or when the
+                // session is closed.
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.make_ready(&served).await {
                         Ok(()) => {
@@ -298,7 +305,8 @@ impl Connections {
                 break ending;
             }
             let (server, session, lost_at) = (self.config.address_text(served.target), self.id(), since_boot());
-            // The loss of an unused connection is not logged at INFO, because such a connection may be lost again and again.
+            // The loss of a connection that was never used is not logged at INFO, because this loss may happen again
+            // and again. Neither is a loss after the session was closed.
             if served.unready.is_none() && !self.pipeline.is_closed() {
                 is_told_lost = true;
                 emit!(INFO, session, server, %why, "the connection is lost");
@@ -332,7 +340,8 @@ impl Connections {
         format!("{:x}", self.session.id().0)
     }
 
-    /// Records that the session is over, and drops the client, which requests the end of the session from the server.
+    /// Records that the session is over, and drops the pipeline's client. The drop of the last clone requests the end
+    /// of the session from the server.
     pub(super) fn end(&self, why: Ending) {
         // The store records the end first, so that the guards are lost before the server gives their locks to other
         // contenders.
@@ -345,15 +354,17 @@ impl Connections {
         self.watches.end();
     }
 
-    /// Ends the session because the id of a new transaction is not higher than an earlier id. So the ensemble has gone back
-    /// to an earlier state, in which other contenders may hold this session's locks.
+    /// Ends the session, and returns the failure for its callers. The caller has seen that the id of a new transaction
+    /// is not higher than an earlier id. So the ensemble has gone back to an earlier state, in which other contenders
+    /// may hold this session's locks.
     pub(super) fn end_after_restore(&self) -> Failure {
         emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
         self.end(Ending::Expired);
         Failure::Over(Ending::Expired)
     }
 
-    /// Returns a future that runs a task that the session needs. If the task panics, the session ends.
+    /// Returns a future that runs a task that the session needs. If the task panics, the session ends, unless it is
+    /// over or closed already.
     pub(super) fn supervised<F: Future<Output = ()>>(self: &Arc<Self>, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Arc::downgrade(self);
         retry::on_panic(task, move || {
@@ -369,9 +380,9 @@ impl Connections {
         translate::failure(error, needs, &self.whom)
     }
 
-    /// Waits until the session counts as expired, because no server has answered for seven fifths of the session
-    /// timeout plus a random time. By then the ensemble has usually ended the session. The random time is up to an
-    /// eighth of the session timeout. Without it, all clients of an ensemble would open new sessions at the same
+    /// Waits until the session counts as expired: for seven fifths of the session timeout plus a random time, since the
+    /// newest answered request was sent. By then the ensemble has usually ended the session. The random time is up to
+    /// an eighth of the session timeout. Without it, all clients of an ensemble would open new sessions at the same
     /// moment.
     async fn until_silent_for_long(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
@@ -381,7 +392,7 @@ impl Connections {
         }
     }
 
-    /// Waits until the session is closed, and then for a session timeout.
+    /// Waits until the session is closed by this client, and then for a session timeout.
     async fn until_closed_for_long(&self) {
         while !self.pipeline.is_closed() {
             self.pipeline.wanted.notified().await;
@@ -407,7 +418,7 @@ impl Connections {
         ServedConnection { target, unready: Some(client), record, end, task }
     }
 
-    /// Records that the connection is lost. Called before any request or watch of the lost connection fails.
+    /// Records that the connection is lost. Runs before any request or watch of the lost connection fails.
     fn mark_lost(&self) {
         let client = self.pipeline.disconnect();
         self.watches.disarm();
@@ -426,7 +437,8 @@ impl Connections {
     /// for a connection. On a reconnect, [`Connections::rearm_watches`] has already delivered the missed events.
     ///
     /// If `is_ready` is `false`, the session is idle: no request waits, and no watch has to be armed. The session then
-    /// counts as connected, and [`Connections::run`] makes the connection ready at the first request.
+    /// counts as connected without a ready connection. [`Connections::run`] makes the connection ready for the next
+    /// request.
     pub(super) fn mark_connected(&self, served: &mut ServedConnection, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.config.address_text(served.target));
         if is_ready {
@@ -438,8 +450,9 @@ impl Connections {
         self.store.set_connected(true);
     }
 
-    /// Answers a request to leave a server. Leaves the server if the request is about the present connection, and if
-    /// there may be another server. Writes under way get some time to end.
+    /// Answers a request to leave a server. Answers `false` if the request is about an earlier connection, and an error
+    /// if [`Attempts::leave`] decides to stay. Otherwise answers `true`, gives writes under way some time to end, and
+    /// returns why to end the connection. In the other cases returns `None`.
     async fn answer_leave_request(
         &self,
         asked: LeaveServerRequest,
@@ -456,8 +469,8 @@ impl Connections {
                 answer.send(Err(Failure::Diverged { node, server: self.config.address_text(served.target) }));
             return None;
         }
-        // From here on, requests wait for the next connection. So each request that the caller makes after `Ok(true)` goes
-        // to the next server.
+        // From here on, requests wait for the next connection. So each request that the caller makes after `Ok(true)`
+        // is sent on that connection.
         let client = self.pipeline.disconnect();
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
@@ -473,7 +486,8 @@ impl Connections {
         })
     }
 
-    /// Tries one address after another until a connection has resumed the session. Fails if the session is over.
+    /// Tries one address after another until a connection has resumed the session. Fails if the session is over, or if
+    /// a server refuses the credentials.
     async fn resume(self: &Arc<Self>, finder: &mut ServerFinder) -> Result<ServedConnection, Ending> {
         finder.look_up_all();
         loop {
@@ -481,8 +495,8 @@ impl Connections {
             let why = match opened {
                 None => Failed::Silent,
                 Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_fresh(target) => return Err(Ending::AuthFailed),
-                // Only a fresh address is believed, because an address of an earlier look-up may belong to another ensemble
-                // by now.
+                // Only a server at a fresh address is believed, here and above, because an address of an earlier
+                // look-up may belong to another ensemble by now.
                 Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_fresh(target) => {
                     return Err(Ending::Expired);
                 }
@@ -512,8 +526,9 @@ impl Connections {
         }
     }
 
-    /// Decides whether to use a connection whose handshake has succeeded. Makes the connection ready, unless the
-    /// session is idle. Returns whether the connection is ready.
+    /// Decides whether to use a connection whose handshake has succeeded. Fails if the server gave another session or
+    /// too short a timeout. Makes the connection ready, unless the session is idle. Returns whether the connection is
+    /// ready.
     ///
     /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
     /// quorum has answered ([`Connections::until_quorum_answers`]).
@@ -538,10 +553,11 @@ impl Connections {
         self.make_ready(served).await.map(|()| true)
     }
 
-    /// Checks a connection by a transaction, and arms all watches again. If the watches could not be armed since the
-    /// connection was lost, more than seven fifths of the session timeout ago, returns that the session is over.
-    /// Without this end, a session could be unusable for ever, because the reply to one watch may break every
-    /// connection.
+    /// Checks a connection by a transaction, and then arms all watches again. Fails if the session is closed.
+    ///
+    /// If the check succeeds and the watches cannot be armed, and the session has lost its connection more than seven
+    /// fifths of the session timeout ago, returns that the session is over. Otherwise a session could be unusable for
+    /// ever, because the reply to one watch may break every connection.
     async fn make_ready(&self, served: &ServedConnection) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
@@ -570,7 +586,8 @@ impl Connections {
         ready
     }
 
-    /// Sends a transaction that changes nothing, which only a quorum can answer.
+    /// Sends a transaction that changes nothing, which only a quorum can answer. Fails if no quorum answers within a
+    /// quarter of the session timeout.
     async fn until_quorum_answers(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
@@ -586,15 +603,15 @@ impl Connections {
         }
     }
 
-    /// Arms all watches of the session again, and checks whether all its nodes exist. If a node is gone, ends the
-    /// session if the ensemble has gone back to an earlier state.
+    /// Arms all watches of the session again, and checks whether all its nodes exist. If one is gone, calls
+    /// [`Connections::check_for_restore`].
     async fn rearm_watches(&self, client: &zk::Client) -> Result<(), LinkEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
         for some in keys.chunks(ARMED_AT_ONCE) {
             // On a slow link, the reads may take so long that a heartbeat would be late. So this loop renews the lease
-            // between the reads.
+            // between two portions of reads.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
                 self.until_quorum_answers(client).await?;
@@ -640,11 +657,11 @@ impl Connections {
 
     /// Ends the session, and fails, if the ensemble has gone back to an earlier state, which may be why our node at
     /// `path` is gone. In that state, nodes that this session has deleted may exist, and would block other contenders
-    /// as long as the session lives.
+    /// as long as the session lives. If the check itself fails, returns `Ok`.
     ///
     /// Only the answer to a write shows the present transaction id of the ensemble. So this check writes to a node of
-    /// its own, which it creates and deletes. If the directory of the missing node is gone, too, the check uses the
-    /// nearest directory above that exists.
+    /// its own, which it creates and deletes in the same transaction. If the directory of the missing node is gone,
+    /// too, the check uses the nearest directory above that exists.
     async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::directory_for_check_node(path);
@@ -652,7 +669,7 @@ impl Connections {
             let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.id());
             let operations = [
                 Operation::Create { path: path.clone(), data: Vec::new(), kind: request::Kind::Ephemeral },
-                // Before 3.8.1 (ZOOKEEPER-4026), only the answer to a write of data shows the transaction's id.
+                // Before 3.8.1 (ZOOKEEPER-4026), only the answer to `Set` shows the transaction's id.
                 Operation::Set { path: path.clone(), data: Vec::new(), version: None },
                 Operation::Delete { path, version: None },
             ];

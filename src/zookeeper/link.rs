@@ -1,4 +1,4 @@
-//! One connection to one server: a client of the client crate, and the task in which the crate serves it.
+//! One connection to one server: a client of the client crate, and the task in which the crate serves the connection.
 //!
 //! The crate would connect again by itself when the connection breaks. So [`Link::serve`] polls the crate's task, and
 //! drops it as soon as the crate's state shows that the connection is lost.
@@ -16,7 +16,8 @@ use crate::session::request::Ending;
 use crate::sync::Mutex;
 use crate::telemetry::user_thread::catch_panic;
 
-/// A connection with a session. The task of the connection does not run yet. Dropping this value abandons the connection.
+/// A connection with a session. The task of the connection does not run yet. Dropping this value abandons the
+/// connection, and does not close the session.
 pub(super) struct Link {
     pub(super) client: Arc<zk::Client>,
     task: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -36,7 +37,8 @@ pub(super) enum LinkEnd {
     /// The server was silent for too long.
     #[error("the server did not answer")]
     Silent,
-    /// The session is over. [`Ending::Closed`] says that the server has confirmed the close of the session.
+    /// The session is over. From [`Link::serve`], [`Ending::Closed`] says that the server has confirmed the close of
+    /// the session.
     #[error("{0}")]
     Over(Ending),
 }
@@ -68,6 +70,7 @@ impl Link {
 
     /// Returns a future that serves the connection until the connection ends. `after_poll` is called whenever the crate
     /// may have received something. `end` is called when the connection has ended, before the crate's task is dropped.
+    /// If the future is dropped earlier, `end` is not called.
     pub(super) fn serve(
         self,
         mut after_poll: impl FnMut() + Send + 'static,
@@ -77,7 +80,7 @@ impl Link {
         // The returned future keeps no clone of the client, because the session is closed when the last clone is dropped.
         let (mut task, mut end) = (self.task, Some(end));
         poll_fn(move |context| {
-            // The crate panics over some replies that are too short. Such a connection is lost.
+            // The crate panics over some replies that are too short. The connection then ends as `Panicked`.
             let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
             after_poll();
             let why = match (polled, states.peek_state()) {

@@ -1,4 +1,4 @@
-//! Look-ups of host names. All callers in the process that need the same name share its look-ups.
+//! Look-ups of host names. All callers in the process that need the same name at the same time share its look-ups.
 //!
 //! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. If the
 //! network loses a query, the system repeats the query only after 5 s. So a second and a third look-up of the same name
@@ -28,13 +28,13 @@ struct LookupsUnderWay {
     last: Option<(Moment, watch::Sender<Option<LookupResult>>)>,
 }
 
-/// The most look-ups of one name at a time.
+/// The most look-ups of one name that are under way at a time.
 const MOST: u32 = 3;
 
 static UNDER_WAY: Mutex<BTreeMap<String, LookupsUnderWay>> = Mutex::new(BTreeMap::new());
 
-/// Returns the addresses of a `host:port`, or an error message. Another look-up of the name begins whenever none has
-/// answered for `patience`, with up to [`MOST`] under way.
+/// Returns the addresses of a `host:port`, or an error message. An IP address is returned without a look-up. While no
+/// look-up of the name has answered, another one begins every `patience`, until [`MOST`] are under way.
 pub(super) async fn look_up_addresses(of: &str, patience: Duration) -> LookupResult {
     look_up_shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
@@ -52,8 +52,9 @@ async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Looku
     }
 }
 
-/// Returns the channel for the answer of the look-ups of this name. Begins a look-up if none is unanswered, or if the
-/// last one began `patience` ago and fewer than [`MOST`] are under way.
+/// Returns a channel for the first answer about this name. All callers get the same channel until the answer has come.
+/// Begins a look-up for a new channel. Begins another one for an old channel if the last look-up began `patience` ago
+/// and fewer than [`MOST`] are under way.
 fn join_or_begin_lookup(
     of: &str,
     patience: Duration,
@@ -91,7 +92,7 @@ fn join_or_begin_lookup(
     received
 }
 
-/// Connects to the first of these addresses that accepts the connection.
+/// Connects to the first of these addresses that accepts the connection. If none does, returns the error of the last.
 pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
@@ -141,7 +142,7 @@ mod tests {
         let both = tokio::spawn(async move {
             tokio::join!(look_up_shared("hangs:1", LONG, look_up), look_up_shared("hangs:1", LONG, look_up))
         });
-        // Lets both callers join the lookup before it ends.
+        // Lets both callers join the look-up that still hangs.
         tokio::task::yield_now().await;
         drop(end);
         let (one, other) = both.await.unwrap();
@@ -155,7 +156,7 @@ mod tests {
     async fn at_most_three_look_ups_of_a_name_are_under_way() {
         static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
         static ENDED: Mutex<bool> = Mutex::new(false);
-        // Every look-up hangs until the end of the test.
+        // Every look-up hangs until `ENDED` is set.
         let look_up: fn(&str) -> LookupResult = |_| {
             LOOKUPS.fetch_add(1, Ordering::SeqCst);
             while !*ENDED.lock() {

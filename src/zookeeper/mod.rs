@@ -1,9 +1,9 @@
-//! The ZooKeeper backend, on the client crate `zookeeper-client` 0.11.2. Only this folder names the crate.
+//! The ZooKeeper backend, on the client crate `zookeeper-client` 0.11.2. In `src/`, only this folder names the crate.
 //!
 //! This library implements the session, and the crate implements the connection. Each connection is a client of the
 //! crate for one server ([`link`]). This library decides where and when to connect ([`connection`]), resumes the
-//! session on the next connection ([`connections`]), lets requests wait while there is no connection ([`pipeline`]), and
-//! arms the watches again ([`watches`]).
+//! session on the next connection ([`connections`]), lets requests wait while there is no connection ([`pipeline`]),
+//! and arms the watches again after a reconnect ([`watches`]).
 //!
 //! The backend works around these limits of the crate. `docs/upstream/` has patches for some of them.
 //! - The crate sends a request only in the first poll of its future. So each future is polled once in the call that
@@ -12,11 +12,11 @@
 //! - The crate begins to connect again in the same poll in which it reports that the connection is lost. So its task is
 //!   dropped in that poll ([`link`]).
 //! - Some replies that are too short make the crate panic ([`pipeline`], [`link`]).
-//! - A one-shot watcher panics when its connection's task is gone. So a watcher is not polled once its connection is lost
-//!   ([`watches`]).
+//! - A one-shot watcher panics if it is polled after its connection's task is gone. So a watcher is dropped once its
+//!   connection is lost ([`watches`]).
 //! - The crate loses persistent watchers on a reconnect. So this backend uses none (`persistent-watches.patch`).
 //! - The crate accepts a connect string with encrypted and unencrypted servers, and panics over a server name that TLS
-//!   cannot verify. This backend refuses both before the crate gets the string ([`options`]).
+//!   cannot verify. This backend refuses such strings and names before the crate gets them ([`options`]).
 //! - The crate reports the reason for a failed attempt to connect or TLS handshake only in its log. So each server is
 //!   probed on a connection of this library ([`probe`]).
 //! - The crate does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each

@@ -24,8 +24,8 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// time](Lease::with_tick_time) (a quarter of the timeout plus 100 ms) and the shortest heartbeat period (a twentieth)
 /// would together be longer than the lease (three quarters).
 ///
-/// `connect` fails if the server grants less than this. A server that keeps no session grants zero, and the client
-/// crate would take that for 8 ms.
+/// `connect` fails if the servers grant less than this. A server that refuses a session answers with a timeout of zero,
+/// and the client crate would take that for 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The longest session timeout. A longer one is probably a mistake in the unit. After a crash the lock would stay taken
@@ -83,18 +83,19 @@ impl ZooKeeperBuilder {
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
     ///
-    /// The servers bound the timeout to 2 to 20 ticks. That is 4 to 40 s with a tick of 2 s, and 6 to 60 s with a tick of 3 s,
-    /// which servers without `tickTime` have. If the servers grant less than requested, the client logs a warning, and goes
-    /// on as if it had requested what they grant. Give all servers the same bounds. If a server grants less on a reconnect
-    /// than another server did at first, the session ends, and its locks are lost.
+    /// The servers bound the timeout to 2 to 20 ticks, unless they are configured otherwise. That is 4 to 40 s with a
+    /// tick of 2 s, and 6 to 60 s with a tick of 3 s, which servers without `tickTime` have. If the servers grant less
+    /// than requested, but at least 250 ms, the client logs a warning, and goes on as if it had requested what they
+    /// grant. Give all servers the same bounds. If a server grants less on a reconnect than another server did at
+    /// first, the session ends, and its locks are lost.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         // The handshake carries the timeout in whole milliseconds, so the rest is dropped here.
         self.session_timeout = Duration::from_millis(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self
     }
 
-    /// Sets how long to try to reach a server when a session is opened. Default: the session timeout. A client that
-    /// lost its session pauses before it tries, for half of the connect timeout at most.
+    /// Sets the time limit for opening a session. Default: the session timeout. A client that lost its session pauses
+    /// before it connects again, for half of this limit at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
@@ -117,9 +118,10 @@ impl ZooKeeperBuilder {
     }
 
     /// Sets the time between the moment at which a holder that is cut off reports the loss, and the moment at which the
-    /// ensemble may give the lock to another contender. In this time the holder can stop its work. The margin also covers
-    /// clocks that run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at most a
-    /// quarter. A margin must be at least a hundredth of the session timeout, and leave enough time to renew the lease.
+    /// ensemble may give the lock to another contender. In this time the holder can stop its work. The margin also
+    /// covers clocks that run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at
+    /// most a quarter of the session timeout. A margin must be at least a hundredth of the session timeout, and leave
+    /// enough time to renew the lease.
     ///
     /// If the servers grant a shorter timeout, the margin is shortened in proportion. With a longer margin than the
     /// default, heartbeats are sent more often, up to 20 in a session timeout. So a margin that is longer by a second
@@ -139,8 +141,8 @@ impl ZooKeeperBuilder {
     /// longer limit, the connection to a dead server is given up later. If the limit is close to the longest break that
     /// costs no lock, or above it, a dead server may cost the lock.
     ///
-    /// The limit of an attempt to connect to one address is a twelfth of the session timeout, but at least 350 ms.
-    /// Below a session timeout of 3 s, it is two fifths of the session timeout. It is never longer than the read
+    /// The limit of the first attempt to connect to an address is a twelfth of the session timeout, but at least 350
+    /// ms. Below a session timeout of 3 s, it is two fifths of the session timeout. It is never longer than the read
     /// timeout. After an attempt that was not answered in time, the next one at the same address may take twice as
     /// long.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
@@ -156,8 +158,8 @@ impl ZooKeeperBuilder {
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then touch the nodes that are made. No server refuses a password: with a wrong password, the client counts as another
-    /// user. Cannot be combined with `sasl`.
+    /// then use the nodes that this client makes. No server refuses a password: with a wrong password, the client
+    /// counts as another user. Cannot be combined with `sasl`.
     ///
     /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
@@ -167,8 +169,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then touch the nodes that
-    /// are made.
+    /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then use the nodes that
+    /// this client makes. Cannot be combined with `digest`.
     ///
     /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If a server refuses them later, on a
     /// reconnect, guards are lost and waiting acquisitions fail, immediately.
@@ -179,10 +181,10 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, even if a server
-    /// requests it.
+    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, even if a server requests
+    /// it.
     ///
-    /// The port is the servers' `secureClientPort`.
+    /// The ports in the connect string must then be the servers' `secureClientPort`.
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn tls(mut self, tls: Tls) -> Self {
@@ -190,7 +192,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets the permissions on the nodes that are made: lock directories and the nodes in them.
+    /// Sets the permissions on the nodes that this client makes: lock directories and the nodes in them.
     ///
     /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
     /// alone changes nothing, because machines that share a lock have different ones.
@@ -235,8 +237,8 @@ impl ZooKeeperBuilder {
             return Err(Error::invalid("an ACL without permissions"));
         }
         self.credentials().try_for_each(Credentials::check)?;
-        // A server without SASL ignores the SASL login. So with both logins, the nodes on such a server would belong to the
-        // digest user.
+        // A server without SASL ignores the SASL login. So with both logins, nodes that are made on such a server would
+        // belong to the digest user.
         if self.credentials().count() > 1 {
             return Err(Error::invalid("digest together with SASL: a client is one user"));
         }
@@ -256,7 +258,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Refuses a tick time or stop margin that is out of range, or with which heartbeats could not renew the lease.
+    /// Returns the problem if the tick time or the stop margin is out of range, or if heartbeats could not renew the
+    /// lease.
     pub(super) fn check_lease(&self) -> Result<(), String> {
         let timeout = self.session_timeout;
         match (self.tick_time, self.stop_margin) {
@@ -277,7 +280,7 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Returns how long a connection may be silent.
+    /// Returns how long a connection may be silent: the read timeout, or else the default.
     pub(super) fn silence_limit(&self) -> Duration {
         let rides_out = self.new_lease().rides_out(attempt_limit(self.session_timeout));
         self.read_timeout.unwrap_or_else(|| silence_limit(self.session_timeout, rides_out))
@@ -288,13 +291,13 @@ impl ZooKeeperBuilder {
         attempt_limit(self.session_timeout).min(self.silence_limit())
     }
 
-    /// Returns the longest break of the connection that costs a session with this lease no lock, whenever the break
-    /// begins.
+    /// Returns the longest break of the connection that a session with this lease survives without the loss of a lock,
+    /// whenever the break begins.
     pub(super) fn survivable_break(&self, lease: &Lease) -> Duration {
         let (silence, rides_out) = (self.silence_limit(), lease.rides_out(self.attempt_limit()));
-        // The client gives up a silent connection after at most 9/8 of the limit of its silence. If a break is shorter,
-        // the client may still wait on the dead connection when the break ends. That wait is longer than an attempt, so
-        // a shorter break is computed with the limit of the silence in place of the limit of an attempt.
+        // The client gives up a silent connection after at most 9/8 of the silence limit. If `rides_out` is shorter,
+        // the client may still wait on the dead connection when a break of that length ends. That wait is longer than
+        // an attempt to connect, so the result is then computed with the silence limit in place of the attempt limit.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
@@ -309,9 +312,9 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Refuses a connect string that contradicts the options about encryption, or has a host name that TLS cannot
-    /// verify. The client crate would follow a `tcp://` in the string even if TLS is set, and send a password in clear
-    /// text.
+    /// Refuses a connect string that contradicts the options about encryption, or, with TLS, has a host name that TLS
+    /// cannot verify. The client crate would follow a `tcp://` in the string even if TLS is set, and send a password in
+    /// clear text.
     pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
         for server in &servers.each {
             let problem = match (self.is_encrypted(), server.scheme) {
@@ -361,24 +364,25 @@ impl ZooKeeperBuilder {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
 
-    /// Describes the user that the servers know this client as, without a secret. Empty without credentials.
+    /// Describes the user that the servers know this client as, without a secret. Empty without credentials and
+    /// certificate.
     pub(super) fn describe_user(&self) -> String {
         let certificate = self.has_certificate().then(|| "its certificate".to_owned());
         Vec::from_iter(self.credentials().map(Credentials::describe_user).chain(certificate)).join(" and ")
     }
 
-    /// Returns whether the client crate must get the servers by their names: TLS verifies the name, and Kerberos needs it
-    /// for the service's principal.
+    /// Returns whether the client crate must get the servers by their names: TLS verifies the name, and Kerberos needs
+    /// it for the service's principal, unless the host is given.
     pub(super) fn needs_host_names(&self) -> bool {
         self.is_encrypted() || self.credentials().any(Credentials::needs_host_names)
     }
 
-    /// Returns a connector for one attempt to connect, which may take this long. The crate has one limit for the
+    /// Returns a connector for one attempt to connect, which may take `attempt`. The crate has one limit for the
     /// attempt and for the silence of the connection. So the connector gets the longer of `attempt` and
-    /// [`silence_limit`](Self::silence_limit).
+    /// [`silence_limit`](Self::silence_limit), but at most three fifths of the session timeout.
     pub(super) fn connector(&self, attempt: Duration) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout).with_fail_eagerly();
-        // Above three fifths of the session timeout, the crate would take its default of two fifths.
+        // With a longer limit, the crate would use its default instead, which is two fifths of the session timeout.
         let silence = self.silence_limit().max(attempt).min(self.session_timeout * 3 / 5);
         connector = connector.with_connection_timeout(silence);
         connector = self.credentials().fold(connector, |connector, it| it.add_to(connector));

@@ -1,6 +1,8 @@
-//! The outage of a client, which is the time without a connected session: when it began, and the latest reason for it.
+//! The outage of a client, which is the time without a connected session: when it began, and the latest message about
+//! it.
 //!
-//! When a program requests the reason, the servers are [probed](crate::zookeeper::probe) in the background.
+//! When a program requests the state of a client during an outage, the servers are [probed](crate::zookeeper::probe)
+//! for the reason, in the background.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +17,15 @@ use crate::zookeeper::probe::{PROBE_LIMIT, probe_for_reason};
 /// The least time between the end of a probe and the next probe.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is known about an outage, which is the time without a session, or without a connection of the session.
+/// What is known about the outages of a client. An outage is the time without a session, or without a connection of the
+/// session.
 #[derive(Default)]
 pub(super) struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
 struct OutageState {
-    /// When the last session lost its connection, and when a new session may replace that session. `None` while a session
-    /// exists.
+    /// When the last session lost its connection, and when a new session may replace that session. `None` from the
+    /// start of a session until its end is recorded.
     lost: Option<(Instant, Option<ReconnectSchedule>)>,
     last_failure: Option<LastFailure>,
     is_probing: bool,
@@ -38,23 +41,24 @@ struct LastFailure {
 }
 
 impl Outage {
-    /// Records that the last session is over, and that it lost its connection at `lost`.
+    /// Records that the last session is over for the reason `ending`, and that it lost its connection at `lost`.
     pub(super) fn record_start(&self, lost: Instant, reconnect: Option<ReconnectSchedule>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
         self.record_message(ending.to_string(), ending == Ending::AuthFailed);
     }
 
-    /// Records that a session exists again.
+    /// Records that a new session has begun.
     pub(super) fn record_end(&self) {
         self.0.lock().lost = None;
     }
 
-    /// Returns when the last session lost its connection, or `None` if a new session has begun.
+    /// Returns when the last session lost its connection. `None` while no end of a session is recorded, and after a new
+    /// session has begun.
     pub(super) fn lost_at(&self) -> Option<Instant> {
         self.0.lock().lost.map(|(since, _)| since)
     }
 
-    /// Returns when the next session may be opened, or `None` if that session replaces no lost one.
+    /// Returns when the next session may be opened, or `None` if it may be opened at once.
     pub(super) fn reconnect_schedule(&self) -> Option<ReconnectSchedule> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
@@ -71,7 +75,7 @@ impl Outage {
 
     fn record_message(&self, message: String, is_reason: bool) {
         let mut known = self.0.lock();
-        // A message without a reason must not replace a recent message with a reason.
+        // A message without a reason must not replace a message with a reason from the last two seconds.
         let stays =
             known.last_failure.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
         if is_reason || !stays {
@@ -79,7 +83,7 @@ impl Outage {
         }
     }
 
-    /// Returns the message of the last failure, if the failure was recorded at `since` or later.
+    /// Returns the last recorded message, if it was recorded at `since` or later.
     pub(super) fn why(&self, since: Instant) -> Option<String> {
         let known = self.0.lock();
         known.last_failure.as_ref().filter(|last| last.at >= since).map(|last| last.message.clone())
@@ -150,8 +154,8 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The end of the probe is set to a minute in the future, so that the next probe is not due even if the test
-        // pauses.
+        // The recorded end of the probe is moved a minute into the future, so that the next probe is not due even if
+        // the test pauses.
         let ended = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
         assert!(ended.is_some() && !probes(), "a probe ended just now");
         let earlier = Instant::now().checked_sub(2 * PROBE_INTERVAL).unwrap();

@@ -24,15 +24,15 @@ use crate::zookeeper::translate::is_not_sent;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     /// A request that the connected server answers alone. Its reply is reported to the lease as
-    /// [answered](SessionStore::record_answer).
+    /// [answered](SessionStore::record_answer), if the reply certainly came from a server.
     Read,
     /// A request that a quorum commits. Its reply is reported to the lease as
     /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
     Write,
-    /// A write that only removes a node: one of the session's own, a directory, or another owner's. Closing the session
-    /// does not wait for the reply, because the server receives the request before the close, and carries out the
-    /// request first. If the connection is lost before the server has the request, a node of the session's own is still
-    /// removed with the session. The removal of any other node then fails as after a lost reply.
+    /// A write that only removes a node: one of the session's own, a directory, or a node of another session. Closing
+    /// the session does not wait for the reply, because the server receives the request before the close, and carries
+    /// out the request first. The connection may be lost before the server has the request. A node of the session's own
+    /// is then still removed with the session, but the outcome for any other node is unknown.
     Removal,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Pipeline {
     state: Mutex<PipelineState>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
-    /// Notified when a request begins to wait for a connection, and when the session is closed.
+    /// Notified when a new request begins to wait for a connection, and when the session is closed.
     pub(super) wanted: Notify,
     /// Tells each request under way that the session is closed.
     closed: watch::Sender<bool>,
@@ -50,7 +50,7 @@ pub(super) struct Pipeline {
 
 /// The present connection of a session, and the requests that wait for one.
 struct PipelineState {
-    /// The ready connection. `None` if there is none, or the session is closed or over.
+    /// The ready connection. `None` if there is none, or if the session is closed or over.
     connection: Option<ReadyConnection>,
     is_closed: bool,
     /// The requests to send on the next connection, by their numbers.
@@ -62,11 +62,11 @@ struct PipelineState {
 /// A ready connection, and the record of its writes and its end.
 type ReadyConnection = (Arc<zk::Client>, Arc<ConnectionRecord>);
 
-/// Sends a request that has waited, on the given connection. `None` in place of a connection means that the session is
-/// closed or over, and lets the request fail.
+/// Sends a request that has waited, on the given connection. If the connection is `None`, lets the request fail,
+/// because the session is closed or over.
 type WaitingRequest = Box<dyn FnOnce(&Arc<Pipeline>, Option<&ReadyConnection>) + Send>;
 
-/// The number of open writes of one connection, and how the connection has ended.
+/// The number of open writes of one connection, and whether the connection was given up.
 #[derive(Default)]
 pub(super) struct ConnectionRecord {
     /// The number of writes that may still be carried out.
@@ -135,8 +135,8 @@ impl Pipeline {
         state.connection = Some(connection);
     }
 
-    /// Lets all requests wait from now on. Returns the client of the connection. If the connection is not lost, dropping
-    /// the client would close the session.
+    /// Lets all requests wait from now on. Returns the client of the connection, if there was one. If that connection
+    /// is not lost, dropping the last clone of the client would close the session.
     pub(super) fn disconnect(&self) -> Option<Arc<zk::Client>> {
         self.state.lock().connection.take().map(|(client, _)| client)
     }
@@ -152,7 +152,7 @@ impl Pipeline {
 
     /// Drops the client, and fails the requests that wait. When the last clone of the client is dropped, the session is
     /// closed. A removal under way drops its clone immediately, because the removal has been sent. Each other request
-    /// under way has a clone until the request is answered, for a session timeout at most.
+    /// under way keeps a clone until the request is answered, but at most for a session timeout.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -166,8 +166,10 @@ impl Pipeline {
         drop(last);
     }
 
-    /// Sends a request before this function returns, and reports the reply to the lease. Without a connection, the
-    /// request waits for the next connection. `send` is called again if the request was certainly not sent.
+    /// Sends a request before this function returns. Without a ready connection, the request waits for the next one.
+    /// `send` is called again if the request was certainly not sent. If the session is closed or over, or this process
+    /// was forked, the request fails. A reply that proves that a server or a quorum has answered is reported to the
+    /// lease.
     pub(super) fn send<T, F>(
         self: &Arc<Self>,
         request: RequestKind,
@@ -248,8 +250,8 @@ where
         // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
         // client, which keeps the session open.
         background.spawn(async move {
-            // After a close, the request is abandoned, because it keeps the session open: a removal at once, and another
-            // request one session timeout later.
+            // A request under way keeps the session open. So after a close the request is abandoned: a removal at once,
+            // and another request one session timeout later.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);
                 if !is_removal {
@@ -273,8 +275,9 @@ where
         });
     }
 
-    /// Reports the answer to a request that was sent at `sent`. If the request was certainly not sent, sends it again
-    /// instead, unless the session is closed.
+    /// Delivers the answer to a request that was sent at `sent`, and reports to the lease what the answer proves. If
+    /// the request was certainly not sent, sends it again instead, or lets it wait for a connection, unless the session
+    /// is closed.
     fn finish(self, pipeline: &Arc<Pipeline>, record: &ConnectionRecord, sent: Moment, answer: Result<T, Failure>) {
         let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
         if is_not_sent && !record.is_given_up() {

@@ -3,7 +3,7 @@
 //! The client crate reports the reason of a failed attempt to connect only in its log. So a probe tests each server
 //! step by step: is its name known, does its port accept connections, does the TLS handshake succeed, and what does the
 //! server answer to the four-letter word `srvr`? A server opens no session for `srvr`, and answers even if the word is
-//! disabled. No server is probed while a session is connected.
+//! disabled.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -20,24 +20,25 @@ use crate::zookeeper::lookup::{TcpStream, connect, look_up_addresses};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{Server, Servers};
 
-/// The time limit of a probe. A server that has not answered by then is reported as silent.
+/// The time limit of a probe during an outage. Any probe also repeats the look-up of a name that is not answered for
+/// this long.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The least time that a server gets to close the new connection before the probe goes on. A server that has reached
-/// its limit of connections closes every new one. An answer also counts as complete if no byte has followed for this time.
+/// How long a probe waits, at least, for the server to close the new connection. A server that has reached its limit of
+/// connections closes every new one. An answer also counts as complete if no byte has followed for this time.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// The time after which the probe sends an end of line after `srvr`, because a peer that reads lines does not answer
-/// without one.
+/// How long a probe waits for an answer to `srvr` before it sends an end of line, because a peer that reads lines does
+/// not answer without one.
 const END_OF_LINE: Duration = Duration::from_millis(250);
 
-/// The number of bytes of an answer that are enough to identify the peer.
+/// The number of bytes of an answer to `srvr` that are enough to identify the peer. The rest is not read.
 const ENOUGH: usize = 4096;
 
-/// The number of bytes of an answer to a four-letter word after which the rest is not read.
+/// The number of bytes of an answer after which [`four_letter_word`] does not read the rest.
 const MOST: usize = 64 << 20;
 
-/// The most characters that a message shows of the answer of a peer that is no ZooKeeper server.
+/// The most characters of a peer's answer that a message shows.
 const SHOWN_CHARS: usize = 60;
 
 /// The reason why there is no session.
@@ -76,10 +77,12 @@ pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Du
     Ok(probe_for_reason(&config, limit).await.words)
 }
 
-/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
+/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer, up
+/// to the first 64 MiB or a little more.
 ///
 /// # Errors
-/// A message, if the server cannot be reached, or has not closed the connection after its answer within `limit`.
+/// A message if `server` is not a connect string, if the connection fails, or if the server has not closed the
+/// connection after its answer within `limit`.
 pub async fn four_letter_word(
     server: &str,
     word: &str,
@@ -100,7 +103,8 @@ pub async fn four_letter_word(
     answer.map_err(|error| error.to_string())
 }
 
-/// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
+/// Probes one server. Returns what the server has sent, usually the answer to `srvr`, or a message that says which step
+/// failed.
 async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
     let found = within_deadline(deadline, look_up_addresses(&server.host_and_port(), PROBE_LIMIT)).await;
     let found = found.ok_or("the name service does not answer")?;
@@ -109,7 +113,7 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
     let stream = within_deadline(deadline, connect(&addresses)).await;
     let mut stream = match stream.ok_or("does not answer")? {
         Ok(stream) => stream,
-        // The server closed the connection before the connect call returned.
+        // The server has closed the connection before `connect` returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
             return Err(FULL.to_owned());
         }
@@ -143,7 +147,7 @@ const CLOSED_IN_TLS: &str = "closes the connection in the TLS handshake: the por
 const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
-/// Sends `srvr`, and reads the answer until its end or until the peer pauses.
+/// Sends `srvr`, and reads the answer until its end, until the peer pauses, or until [`ENOUGH`] bytes have come.
 async fn send_srvr(stream: &mut dyn ByteStream, answer: &mut Vec<u8>) -> io::Result<()> {
     send(stream, b"srvr").await?;
     if let Some(first) = within(sleep(END_OF_LINE), receive(stream, answer)).await {
@@ -209,7 +213,7 @@ trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-/// Makes the TLS handshake, if the options require encryption.
+/// Makes the TLS handshake if the options have TLS. Otherwise returns the connection as it is.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
 async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn ByteStream>> {
     #[cfg(feature = "tls")]

@@ -10,9 +10,9 @@ use crate::queue::quoted::quoted;
 /// The permissions on a node, for each kind of client.
 ///
 /// # Which clients can steal a lock
-/// `delete` and `create` are permissions of the *parent*. A client that may queue in a lock directory may also delete
-/// the nodes of other clients there, that is, steal the lock. So allow only clients that you trust to use a lock's
-/// directory:
+/// `delete` and `create` are permissions of the *parent*. A client that may delete its own node in a lock directory may
+/// also delete the nodes of other clients there, that is, steal the lock. So allow only clients that you trust to use a
+/// lock's directory.
 ///
 /// - An ACL is set when a node is made, and this library never changes it afterwards. A directory that exists already
 ///   keeps its ACL. The server deletes a lock directory that has been empty for a while, and the next client creates it
@@ -76,7 +76,8 @@ pub(super) struct OwnRights {
 }
 
 impl OwnRights {
-    /// Describes the rights that these entries of a node's ACL give beyond this client's own ACL.
+    /// Describes the rights that these entries of a node's ACL give beyond this client's own ACL. Returns one text for
+    /// each user with such rights.
     pub(super) fn rights_beyond_own(&self, shown: &[zk::Acl]) -> Vec<String> {
         const RIGHTS: [(zk::Permission, &str); 5] = [
             (zk::Permission::READ, "READ"),
@@ -106,6 +107,7 @@ impl OwnRights {
     }
 
     /// Returns whether the entry is about one of this client's users. In the scheme `digest`, a hash follows the name.
+    /// If the name of a user is not known, every entry of that user's scheme counts.
     fn is_own_user(&self, entry: &zk::Acl) -> bool {
         let is_name = |name: &String| entry.id().split(':').next() == Some(name);
         self.users.iter().any(|(scheme, name)| *scheme == entry.scheme() && name.as_ref().is_none_or(is_name))
@@ -148,7 +150,7 @@ pub struct Sasl(pub(super) Credentials);
 
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 impl Sasl {
-    /// Returns a user of the servers' JAAS file, for SASL's DIGEST-MD5.
+    /// Returns the credentials of a user in the servers' JAAS file, for SASL's DIGEST-MD5.
     ///
     /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and the rest of the connection
     /// is not protected. Use TLS as well.
@@ -192,7 +194,7 @@ impl Credentials {
     pub(super) fn check(&self) -> Result<(), Error> {
         let (whose, problem) = match self {
             Credentials::Digest { user, password } => {
-                // The server treats the text after the first colon as the password.
+                // The server takes the text after the first colon for the password.
                 let is_misread = user.is_empty() || user.contains(':');
                 let problem = is_misread.then(|| "it must not be empty, nor contain a colon".to_owned());
                 (format!("digest user {}", quoted(user)), problem.or_else(|| invisible_char_problem(user, password)))
@@ -269,8 +271,9 @@ impl Credentials {
     }
 }
 
-/// Returns why the name or the password is refused, if it has a character that people do not see. Such a character
-/// usually comes from a file, and servers would take the name or password for another one.
+/// Returns the reason if the name or the password is refused because it has a control character or a byte order mark.
+/// People do not see such a character, which usually comes from a file, and servers would take the text for another
+/// one.
 fn invisible_char_problem(user: &str, password: &str) -> Option<String> {
     let is_unseen = |c: char| c.is_control() || c == '\u{feff}';
     let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| text.contains(is_unseen));
@@ -282,9 +285,9 @@ fn invisible_char_problem(user: &str, password: &str) -> Option<String> {
     })
 }
 
-/// Returns the reason if a server would refuse the name or the password even if it is right. A server hashes a text in
-/// ISO 8859-1 if the text is wholly in that character set (RFC 2831, section 2.1.2.1), but the client crate hashes every
-/// text in UTF-8.
+/// Returns the reason if a server would refuse the name or the password although it is right. A server hashes a text in
+/// ISO 8859-1 if that character set has all its characters (RFC 2831, section 2.1.2.1), but the client crate hashes
+/// every text in UTF-8. So the hashes of such a text differ unless it is ASCII.
 #[cfg(feature = "sasl-digest-md5")]
 fn hash_problem(user: &str, password: &str) -> Option<String> {
     let differs = |text: &str| !text.is_ascii() && text.chars().all(|c| c <= '\u{ff}');

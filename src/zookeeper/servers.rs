@@ -13,7 +13,7 @@ pub(super) const ENCRYPTED: &str = "tcp+tls://";
 const PORT: u16 = 2181;
 
 /// The most bytes of the root, which is the path at the end of the connect string. A request may contain the root
-/// several times, and servers accept at most a megabyte.
+/// several times, and servers accept a megabyte by default.
 const LONGEST_ROOT: usize = 65_536;
 
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
@@ -25,11 +25,11 @@ pub(super) struct Servers {
     root: usize,
 }
 
-/// One server of a connect string: `tcp+tls://zk1:2281`.
+/// One server of a connect string, such as `tcp+tls://zk1:2281`.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) text: String,
-    /// The scheme, if the connect string has one: clear text or encrypted.
+    /// The scheme, if one stands before this server: [`CLEAR`] or [`ENCRYPTED`].
     pub(super) scheme: Option<&'static str>,
     /// The host name or address, without the brackets around an IPv6 address.
     pub(super) host: String,
@@ -37,8 +37,8 @@ pub(super) struct Server {
 }
 
 impl Servers {
-    /// Parses a connect string. This parser is stricter than the client crate's, which would accept `::::` as a host, so
-    /// that the crate would try to resolve that host until its timeout.
+    /// Parses a connect string. This parser is stricter than the client crate's. That one would accept `::::` as a
+    /// host, and the crate would try to resolve the host until its timeout.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = last + scheme_of(&text[last..]).map_or(0, str::len);
@@ -135,7 +135,8 @@ fn scheme_of(server: &str) -> Option<&'static str> {
     [CLEAR, ENCRYPTED].into_iter().find(|scheme| server.starts_with(scheme))
 }
 
-/// Returns the scheme of a server, such as `http://`, if no connect string can have that scheme.
+/// Returns the text before a server that looks like a scheme, such as `http://`, if no connect string can have that
+/// scheme.
 fn unknown_scheme(server: &str) -> Option<&str> {
     let (scheme, _) = server.split_once("://").filter(|_| scheme_of(server).is_none())?;
     let is_scheme = !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));

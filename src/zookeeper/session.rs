@@ -31,13 +31,13 @@ use crate::zookeeper::pipeline::{Pipeline, RequestKind};
 use crate::zookeeper::translate::{self, commit, is_removal, mode};
 use crate::zookeeper::watches::WatchKind;
 
-/// The most bytes of paths of ephemeral nodes on one session. The transaction that ends a session lists these nodes,
-/// and a server cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
-/// The other half of the limit is a reserve for what the transaction adds to each path.
+/// The most bytes that the paths of a session's ephemeral nodes may have together. The transaction that ends a session
+/// lists these nodes, and a server cannot start again if its log has a request that is larger than the server accepts
+/// (ZOOKEEPER-4306). The other half of the limit is a reserve for what the transaction adds to each path.
 const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 
-/// [`keep_alive`] begins to watch a node of ours when the node is between this age and twice this age. Most nodes of
-/// short holds are gone by then and cost no watch. The value is a guess, which nobody has measured.
+/// [`keep_alive`] begins to watch a node of this session when the node is between this age and twice this age. Most
+/// nodes of short holds are gone by then and cost no watch. The value is a guess, which nobody has measured.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
@@ -51,8 +51,8 @@ pub(super) struct ZooKeeperSession {
 }
 
 impl ZooKeeperSession {
-    /// Creates a session on its first connection, whose handshake was sent at `started` or later, and starts its background
-    /// tasks.
+    /// Creates a session on its first connection, whose handshake was sent at `started` or later, and starts its
+    /// background tasks. Fails if the options leave no time to renew the lease.
     pub(super) fn new(
         (link, target): (Link, Target),
         mut finder: ServerFinder,
@@ -100,7 +100,8 @@ impl ZooKeeperSession {
         Ok(session)
     }
 
-    /// Reserves room for ephemeral nodes whose paths have this many bytes. Returns `None` if too little room is free.
+    /// Reserves room for ephemeral nodes whose paths have this many bytes without the root. Returns `None` if too
+    /// little room is free.
     pub(super) fn reserve_slot(self: &Arc<Self>, own_bytes: usize) -> Option<SessionSlot> {
         // The server counts each path with the root in front. A slot has at most two nodes: a contender for permits has
         // a place in the queue, and then a permit.
@@ -110,7 +111,7 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
-    /// Sends a request about the node at `path`, before this function returns.
+    /// Sends a request about the node at `path`, as [`Pipeline::send`] does.
     fn send_about<T, F>(
         &self,
         kind: RequestKind,
@@ -125,7 +126,7 @@ impl ZooKeeperSession {
         self.connections.pipeline.send(kind, move |client| send(client, Arc::clone(&it), Arc::clone(&path)))
     }
 
-    /// Sends a read that needs the right `READ` on `path`, before this function returns.
+    /// Sends a read that needs the right `READ` on `path`, as [`Pipeline::send`] does.
     fn read<T, F>(
         &self,
         path: &str,
@@ -142,7 +143,7 @@ impl ZooKeeperSession {
     }
 
     /// Returns whether the session has a user: a slot with reserved room, or the acquisition for which the session was
-    /// opened.
+    /// opened and which has not taken its slot yet.
     pub(super) fn is_in_use(&self) -> bool {
         self.room.available_permits() < OWN_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }
@@ -204,7 +205,8 @@ impl Session for ZooKeeperSession {
         if self.connections.root_bytes == 0 {
             return Box::pin(ready(Ok(())));
         }
-        // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read.
+        // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read,
+        // whether the root exists or not.
         self.send_about(RequestKind::Read, "/", |client, it, _| make_root(client, it))
     }
 
@@ -334,7 +336,7 @@ async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), 
     while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
         above = parent(above);
     }
-    // Other errors name paths below the root. This error names a path above it, so it also says what the root is.
+    // Other errors name paths below the root. This error names a path above the root, so it also says what the root is.
     let above = format!("{above} (the connect string's {root} is missing)");
     Err(it.translate_error(error, ("CREATE", &above)))
 }

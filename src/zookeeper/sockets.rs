@@ -5,8 +5,8 @@
 //! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option, and this file unnecessary.
 //!
 //! A system gives a new socket the lowest file descriptor that is free. So this module compares the sockets near that
-//! number before and after the crate has connected, and sets the option on the new one only. If the socket is not
-//! found, and on other systems than Linux, a request may wait for the previous one's acknowledgement.
+//! number before and after the crate has connected, and sets the option on the new ones to this server. If the socket
+//! is not found, and on other systems than Linux, a request may wait for the previous one's acknowledgement.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use nix::sys::socket::sockopt::TcpNoDelay;
 use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-/// How many file descriptors below and above the lowest free one are looked at. More than one is looked at, because other
-/// threads may open and close files.
+/// How many file descriptors below and above the lowest free one are looked at. The new socket may get another one,
+/// because other threads open and close files.
 const BELOW: RawFd = 32;
 const ABOVE: RawFd = 96;
 
@@ -27,14 +27,14 @@ pub(super) struct SocketSnapshot {
 }
 
 impl SocketSnapshot {
-    /// Notes the connected sockets. Called before the client crate connects.
+    /// Notes the connected sockets near the lowest free file descriptor. Called before the client crate connects.
     pub(super) fn take() -> SocketSnapshot {
         let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
         SocketSnapshot { lowest, before: sockets_near(lowest).collect() }
     }
 
-    /// Sets the option on the new sockets, which were not there before, and returns their number. Only sockets to this
-    /// address count, or without an address, sockets to this port.
+    /// Sets the option on the sockets that are not in the snapshot, and returns on how many this has succeeded. Only
+    /// sockets to `address` count, or, without an address, sockets to `port`.
     pub(super) fn set_nodelay(&self, address: Option<SocketAddr>, port: u16) -> usize {
         let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
         let is_to =
@@ -53,7 +53,7 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
     SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }
 
-/// Returns the peer of this file descriptor; `None` if it is not a connected socket.
+/// Returns the peer's IP address and port; `None` if the file descriptor is not a connected IP socket.
 ///
 /// Another thread may close the descriptor at any time, and the system may then give the same number to another file. A
 /// duplicate by `pidfd_getfd` would prevent this, but containers refuse that call by default (seccomp, without

@@ -78,13 +78,13 @@ impl Tls {
         Ok(Tls { certs, probe_certs: Arc::new(Mutex::new(ProbeCertificates { verifier, identity: None })) })
     }
 
-    /// Presents this certificate to servers that request one. `certificate` holds the client's own certificate first,
-    /// then the chain to an authority; `key` is the private key of the first.
+    /// Presents a certificate to servers that request one. `certificate` holds the client's own certificate first, then
+    /// the chain to an authority. `key` is the private key of the client's own certificate.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is malformed, or when the two do
-    /// not belong together. If a text has a form that cannot be used, such as an encrypted key, the error names the form
-    /// and the command that makes the right one.
+    /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is malformed or cannot be used,
+    /// or when the two do not belong together. For common forms that cannot be used, such as an encrypted key, the
+    /// error names the form and the command that makes the right one.
     pub fn identity_pem(self, certificate: &str, key: &str) -> Result<Tls, Error> {
         self.renew_identity_pem(certificate, key)?;
         Ok(self)
@@ -116,7 +116,7 @@ impl Tls {
         self.probe_certs.lock().identity.is_some()
     }
 
-    /// Returns the TLS configuration of the probes' handshakes, which is the same as the client crate's.
+    /// Returns the TLS configuration for the probes' handshakes. It has the same certificates as the client crate's.
     pub(super) fn rustls_config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
         let own = self.probe_certs.lock();
@@ -144,7 +144,8 @@ pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     }
 }
 
-/// The forms of a PEM text that this library cannot use: a text that shows the form, and the advice for the user.
+/// The forms of a PEM text that this library cannot use. Each has a text by which the form is recognized, and the
+/// advice for the user.
 const UNUSABLE: [(&str, &str); 8] = [
     ("-----BEGIN ENCRYPTED PRIVATE KEY-----", ENCRYPTED_KEY),
     ("Proc-Type: 4,ENCRYPTED", ENCRYPTED_KEY),
@@ -172,7 +173,7 @@ const USABLE_KEYS: &str = "it is none of the keys that TLS takes here: RSA from 
      and Ed25519. `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out NEW` makes one, for which an authority has to \
      sign a new certificate";
 
-/// Returns what to do about a certificate or key that was refused, if the error shows that it was made in a wrong form.
+/// Returns what to do about a refused certificate or key, if the error has one of three well-known causes.
 pub(super) fn advice(error: &rustls::Error) -> Option<&'static str> {
     // The types of these errors belong to another crate, so the errors are recognized by their text.
     let text = error.to_string();
@@ -199,7 +200,8 @@ fn without_byte_order_mark(pem: &str) -> &str {
     pem.trim_start_matches('\u{feff}')
 }
 
-/// Returns what is wrong with a PEM text that could not be read: what the text is, or else `problem`.
+/// Returns what is wrong with a PEM text that could not be read: the advice for its form if that is in [`UNUSABLE`], or
+/// else `problem`.
 fn why_unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
     match UNUSABLE.iter().find(|(sign, _)| pem.contains(sign)) {
         Some((_, cure)) => (*cure).to_owned(),
@@ -210,15 +212,15 @@ fn why_unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
     }
 }
 
-/// Parses and checks certificates in the way in which the client crate will use them. The crate finds an error in
-/// certificates only when it connects, and on a renewal it only logs the error.
+/// Parses authorities and revocation lists in the way in which the client crate will use them, and checks them. The
+/// crate finds an error in them only when it connects, and on a renewal it only logs the error.
 fn parse_ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
     let pem = without_byte_order_mark(pem);
     let broken =
         |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {}", why_unreadable(pem, problem)));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        // The error is ignored, because a bundle may contain unusable certificates, which the client crate skips, too.
+        // The result is ignored, because a bundle may contain unusable certificates, which the client crate skips, too.
         let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
     }
     if roots.is_empty() {
@@ -255,8 +257,8 @@ fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnId
     Ok((identity, (chain, private)))
 }
 
-/// Returns the `CryptoProvider` that the client crate will use, and installs one if there is none. Without one, the
-/// crate would panic if the program has two providers compiled in.
+/// Returns the `CryptoProvider` that the client crate will use: the process's default one. If there is none, installs
+/// `aws-lc-rs` first. Without a default, the crate would panic if the program has two providers compiled in.
 fn provider() -> Arc<CryptoProvider> {
     if let Some(provider) = CryptoProvider::get_default() {
         return Arc::clone(provider);

@@ -21,7 +21,7 @@ pub(super) fn mode(kind: Kind) -> zk::CreateMode {
 }
 
 /// Commits all operations or none. Also returns the transaction's id, or 0 if the reply does not show it. The request
-/// is sent in the first poll.
+/// is sent in the first poll. If the crate refuses an operation, nothing is sent.
 pub(super) async fn commit(
     client: &zk::Client,
     operations: &[Operation],
@@ -82,9 +82,9 @@ fn outcome(result: zk::MultiWriteResult) -> (Outcome, i64) {
     }
 }
 
-/// Maps an error to a failure. Every error but a clear refusal leaves the outcome of the request unknown. The client
-/// crate reports a reset or silent connection as `Custom`, and an orderly close as `ConnectionLoss`. In both cases the
-/// request may have been executed.
+/// Maps an error to a failure. Unless the error is a clear refusal or the end of the session, the outcome of the
+/// request is unknown. The client crate reports a reset or silent connection as `Custom`, and an orderly close as
+/// `ConnectionLoss`. In both cases the request may have been executed.
 ///
 /// `SessionMoved` and `Throttled` are temporary refusals. They are mapped to an unknown outcome, because a request with
 /// an unknown outcome is retried and the session lives on.
@@ -110,7 +110,7 @@ pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), who
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
-        // The crate uses these words for a request that was dropped with its queue. By then, the crate's
+        // The crate uses these words for a request that was dropped with the crate's queue. By then, the crate's
         // `Depot::error` has answered each request that was sent, so this request was not sent.
         zk::Error::UnexpectedError(words) if words.starts_with("BUG: ") && words.ends_with("but got none") => {
             Failure::Unknown(NOT_SENT.to_owned())
@@ -140,7 +140,7 @@ pub(super) fn time(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_WRITTEN)
 }
 
-/// Maps an error of an attempt to open a session.
+/// Maps an error of an attempt to open a session to a failure.
 pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
@@ -155,13 +155,13 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
 /// The outcome of a request that the client crate still had in its queue when the connection broke, and so had not sent.
 const NOT_SENT: &str = "the connection broke before the request was sent";
 
-/// Returns whether the request of this failure was certainly not sent. Does not hold if the library itself has given the
-/// request's connection up.
+/// Returns whether the request of this failure was not sent. The answer may be wrong if the library itself has given up
+/// the request's connection.
 pub(super) fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
 }
 
-/// Returns whether the transaction touches only the node that it deletes.
+/// Returns whether the transaction only sets and deletes one node, and ends with a deletion.
 pub(super) fn is_removal(operations: &[Operation]) -> bool {
     let Some(Operation::Delete { path, .. }) = operations.last() else { return false };
     operations.iter().all(|operation| match operation {

@@ -1,10 +1,10 @@
-//! The watches of one session. The watches outlive the connections of the session. After a reconnect, each watched path
-//! is read once, which arms the watch again, however many tasks wait for the event.
+//! The watches of one session. The watches outlive the connections of the session. After a reconnect, one read for each
+//! [`WatchKey`] arms its watch again, however many tasks wait for the event.
 //!
 //! The client crate has a watcher for each watch that was armed on a connection. These watchers are polled on the
-//! library's thread only, right after the crate has received something ([`Watches::deliver`]), so an event is delivered
-//! before any later answer. Once their connection is lost, the watchers are dropped ([`Watches::disarm`]), because a poll
-//! would panic.
+//! library's thread only: when they are armed, and right after the crate has received something ([`Watches::deliver`]).
+//! So an event is delivered before any later answer. Once their connection is lost, the watchers are dropped
+//! ([`Watches::disarm`]), because a poll would panic.
 //!
 //! The read after a reconnect never causes the event [`Event::Changed`]. Waiters take that event for the release of the
 //! lock, but a changed stat does not prove a release.
@@ -48,14 +48,15 @@ type Watcher = Pin<Box<dyn Future<Output = zk::WatchedEvent> + Send>>;
 #[derive(Default)]
 pub(super) struct Watches {
     slots: Mutex<WatchSlots>,
-    /// The keys whose watchers have fired.
+    /// The keys whose watchers have something to report, and are polled next.
     fired: Arc<Mutex<Vec<WatchKey>>>,
 }
 
 #[derive(Default)]
 struct WatchSlots {
     by_key: HashMap<WatchKey, WatchSlot>,
-    /// How often the watches were disarmed. By this number a watcher of an earlier connection is recognized, and not polled.
+    /// How often the watches were disarmed. A watcher that was armed at a lower number is of an earlier connection, and
+    /// is not polled.
     disarmed: u64,
 }
 
@@ -99,7 +100,8 @@ impl WatchSlots {
         to.extend(self.by_key.remove(key).map(|slot| (slot, event)));
     }
 
-    /// Polls the watcher of a slot. If the watcher has fired for the node, calls [`WatchSlots::remove_with_event`].
+    /// Polls the watcher of a slot, if there is one. If an event of the node has come, calls
+    /// [`WatchSlots::remove_with_event`].
     fn poll(&mut self, key: &WatchKey, fired: &Arc<Mutex<Vec<WatchKey>>>, to: &mut OutgoingEvents) {
         let Some(slot) = self.by_key.get_mut(key) else { return };
         let Some(watcher) = &mut slot.watcher else { return };
@@ -122,12 +124,12 @@ fn event_for_waiters(event: zk::EventType) -> Option<Event> {
 }
 
 impl Watches {
-    /// Returns the number of the present connection.
+    /// Returns a number that identifies the present connection.
     pub(super) fn connection_number(&self) -> u64 {
         self.slots.lock().disarmed
     }
 
-    /// Adds a watch that a read with this stat has armed, on the connection number `connection`.
+    /// Adds a watch that was armed by a read with the result `stat`, on the connection number `connection`.
     pub(super) fn add(
         self: &Arc<Self>,
         key: WatchKey,
@@ -140,7 +142,7 @@ impl Watches {
         let is_past = connection != slots.disarmed;
         let slot = slots.by_key.entry(key.clone()).or_default();
         slot.waiters.push(Waiter { seen, event: sender });
-        // The watchers of one path fire together, so one is enough. A watcher of a lost connection must not be polled.
+        // All watchers of one key fire together, so one is enough. A watcher of a lost connection must not be polled.
         if slot.watcher.is_some() || is_past {
             drop(slots);
             drop(watcher);
@@ -155,7 +157,7 @@ impl Watches {
         Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
-    /// Delivers the events that have come.
+    /// Delivers the events that have come since the last call.
     pub(super) fn deliver(&self) {
         let fired = std::mem::take(&mut *self.fired.lock());
         if fired.is_empty() {
@@ -195,8 +197,8 @@ impl Watches {
 
     /// Records the answer to the read that arms a slot again: the stat of the node, if the node exists, and the crate's
     /// watcher. Sends [`Event::LookAgain`] to each waiter for which the node has changed, [`Event::Deleted`] to all if
-    /// the node is gone, and [`Event::LookAgain`] to all if the server refused the read. Fails if the read has no
-    /// answer.
+    /// the node is gone, and [`Event::LookAgain`] to all if the server refused the read. Fails if the outcome of the
+    /// read is unknown, or the session is over.
     pub(super) fn record_rearm_answer(
         &self,
         key: &WatchKey,
@@ -218,7 +220,7 @@ impl Watches {
                     }
                 }
             }
-            // The watcher that the read has left on the missing node is dropped, which removes it.
+            // The watcher on the missing node is dropped, and the crate then removes the watch.
             Ok((None, _)) | Err(Failure::NoNode) => slots.remove_with_event(key, Event::Deleted, &mut outgoing),
             Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
             Err(_) => slots.remove_with_event(key, Event::LookAgain, &mut outgoing),

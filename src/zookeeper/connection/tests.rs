@@ -27,7 +27,8 @@ fn of(servers: usize) -> Attempts {
     attempts
 }
 
-/// Returns the server of the next attempt, and how long the attempt may take. Moves `now` to the end of a pause.
+/// Returns the server of the next attempt, and how long the attempt may take. If a pause comes first, moves `now` to
+/// its end.
 fn next(attempts: &mut Attempts, now: &mut Moment) -> (usize, Duration) {
     loop {
         match attempts.next(*now) {
@@ -204,7 +205,8 @@ fn an_address_that_is_no_longer_found_is_forgotten() {
     assert_eq!(next(&mut attempts, &mut now).0, 1);
 }
 
-/// Checks in random histories that attempts are far enough apart, and that none waits for ever while an address is known.
+/// Checks in random histories that each attempt after the first round begins late enough, and that none waits for ever
+/// while an address is known.
 #[test]
 fn random_histories_keep_the_rules() {
     let mut seed = 1_u64;
