@@ -1,4 +1,5 @@
-//! One acquisition: its options, and its steps from the first request until the lock is granted or the acquisition has failed.
+//! One acquisition of a lock or of permits: its options, and its steps from the first request until it is granted or
+//! has failed.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -33,42 +34,44 @@ use crate::sync::random;
 use crate::telemetry::log::{UserSpan, emit};
 use crate::validation;
 
-/// How often, at most, one acquisition enters the queue again because the directory has no sequence numbers left. A
-/// single try may not suffice, because other contenders may delete and recreate the directory at the same time.
+/// How often, at most, one acquisition enters the queue again because the directory's sequence numbers are used up. One
+/// try may not suffice: only an empty directory can be deleted, and another contender may enter the old directory
+/// before it is deleted.
 const RESTARTS: u32 = 8;
 
-/// How often, at most, an acquisition whose turn has come asks a quorum whether its node exists. It asks as long as the
-/// session's lease (the time for which this client may rely on its session) is not valid. After the last try the
-/// acquisition fails. From the third try on, a twentieth of the session timeout passes before each try, so all tries
-/// take about five session timeouts.
+/// How often, at most, an acquisition whose turn has come asks a quorum whether its node exists. It asks again while
+/// the session's lease (the time for which this client may rely on its session) is not valid. After the last try the
+/// acquisition fails. Each try from the third on waits for a twentieth of the session timeout first, so all tries
+/// together wait for about five session timeouts.
 const LEASE_TRIES: u32 = 100;
 
-/// How often, at most, a `try_` method lists the queue. It lists again if a holder or a waiter in the last listing has left
-/// meanwhile. There is a limit, because on a busy lock each listing may show another contender.
+/// How often, at most, [`Acquisition::fail_if_taken`] lists the queue, without repetitions after a lost reply. It lists
+/// again if the ensemble's leader no longer has a node that it would have to wait for. There is a limit, because on a
+/// busy lock each listing may show another contender.
 const LOOKS_MAX: u32 = 3;
 
 /// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If
 /// this client's server lists a contender that the leader does not have, the client changes to another server. Two
-/// seconds are long enough for the question, for the change of servers and for a grant at the new server, even if
-/// commits are slow.
+/// seconds usually suffice for the question, for the change of servers and for a grant at the new server.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// How long before its timeout, at most, a waiter reads the nodes of the contenders that it waits for, so that the timeout
-/// error can name their hosts and labels.
+/// How long before its timeout, at most, a waiter reads the nodes of the first contenders that it waits for, so that
+/// the timeout error can name their hosts and labels.
 const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 /// The options of one acquisition.
 #[derive(Clone, Debug, Default)]
 pub struct AcquireOptions {
     pub(crate) timeout: Option<Duration>,
-    /// The deadline of the call that this acquisition is a part of, once the call has begun.
+    /// When the timeout runs out. `None` until [`AcquireOptions::start_timeout`] is called, and without a timeout.
     pub(crate) deadline: Option<Deadline>,
     pub(crate) label: Option<String>,
     pub(crate) on_wait: Option<Listener>,
 }
 
 impl AcquireOptions {
-    /// Starts the timeout, unless the call has started it before. Returns the deadline; `None` if there is no timeout.
+    /// Starts the timeout, unless an earlier call of this method has started it. Returns the deadline; `None` if there
+    /// is no timeout.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the timeout is zero or the label is invalid. [`Error::Timeout`] after the deadline.
@@ -85,13 +88,14 @@ impl AcquireOptions {
     }
 }
 
-/// A function that the acquisition of a kept node (a node that the process keeps between uses) calls once the node exists.
-/// The watch is on the lock's directory, and fires when another contender requests that kept nodes be given up. `None` if
-/// the watch is not known to be armed.
+/// A function that an acquisition calls once its node exists, if the process may keep that node between uses. The
+/// second argument is a watch on the lock's directory. It fires when another contender requests that kept nodes be
+/// given up. The argument is `None` if it is not sure that the watch is armed.
 pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
-/// The answers to the reads that were sent with the create of the node: the listing of the queue (`None` if the reply to the
-/// create was lost), and the early read of a semaphore's permits, if it was sent.
+/// The reads that were sent right after the create of the node: the answer to the listing of the queue, and the early
+/// read of a semaphore's permits, whose replies are still to be awaited. The listing is `None` if the create seemed to
+/// fail, and a later listing showed the node. The early read is `None` if it was not sent.
 pub(crate) type ReadsWithCreate = (Option<Result<Listing, Failure>>, Option<EarlyPermitRead>);
 
 /// One acquisition of a lock, or of permits of a semaphore, with its options.
@@ -102,8 +106,8 @@ pub(crate) struct Acquisition {
     pub(crate) trace: AcquireTrace,
     /// A function to call once the node exists. `None` unless the process may keep the node between uses.
     pub(crate) on_entered: Option<OnEntered>,
-    /// The request for permits of a semaphore, or `None` for a lock. The first contender in a semaphore's queue exchanges its
-    /// node for permits, whereas the first contender in a lock's queue holds the lock.
+    /// The request for permits of a semaphore, or `None` for a lock. The first contender in a semaphore's queue
+    /// exchanges its node for a permit node, whereas the first contender in a lock's queue holds the lock.
     pub(crate) permits: Option<PermitRequest>,
 }
 
@@ -134,20 +138,21 @@ impl Acquisition {
         self.trace.span()
     }
 
-    /// Reports an error in `answer` to tracing and metrics. Returns `answer`.
+    /// Logs an error in `answer`. Also counts the error in the metrics if the lock was taken or the timeout ran out.
+    /// Returns `answer`.
     pub(crate) fn report_error<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         let names = (&**self.config.user_path(), &*self.config.path_label);
         answer.inspect_err(|error| trace::report_not_granted(names, self.aim(), error))
     }
 
-    /// Enters the queue, and waits until the lock is granted.
+    /// Enters the queue, and waits until the lock or the permits are granted. Fails at the timeout, if there is one.
     pub(crate) async fn acquire(&mut self) -> Result<Arc<Contender>, Error> {
         let begun = self.options.start_timeout();
         let deadline = self.report_error(begun)?;
         let answer = match (deadline, &self.options.on_wait) {
             (None, None) => self.enter_and_wait(IfTaken::Wait, None).await,
-            // This step is boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout or
-            // a listener.
+            // This step is boxed, because a waiter's future is as large as its largest step, and few waiters have a
+            // timeout or a listener.
             (_, listener) => {
                 let in_time = async {
                     let view = QueueView { has_listener: listener.is_some(), ..QueueView::default() };
@@ -169,8 +174,9 @@ impl Acquisition {
         self.report_error(answer)
     }
 
-    /// Enters the queue, and returns the granted lock. If the lock is taken, waits or fails, as `if_taken` says. Stores
-    /// each listing after which the acquisition waits in `view`, for the timeout error and the user's listener.
+    /// Enters the queue, and returns the contender once the lock or the permits are granted to it. If they are taken,
+    /// waits or fails, as `if_taken` says. After each listing that makes the acquisition wait, stores the contender's
+    /// place and the contenders ahead in `view`, for the timeout error and the user's listener.
     pub(crate) async fn enter_and_wait(
         &self,
         if_taken: IfTaken,
@@ -180,8 +186,8 @@ impl Acquisition {
             request.check_before_queueing().await?;
         }
         let began = Instant::now();
-        // This step is boxed, because a waiter's future is as large as its largest step, and most of its time is spent in
-        // later steps.
+        // This step is boxed, because a waiter's future is as large as its largest step, and a waiter spends most of
+        // its time in later steps.
         let (entry, first) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
         if let Some(on_entered) = &self.on_entered {
             on_entered(&entry, entry.take_directory_watch().await);
@@ -197,7 +203,7 @@ impl Acquisition {
             entry: &entry,
             view,
             waiter: Waiter::new(entry.node_name(), self.config.dialect.signals_release(), if_taken),
-            // If a warning was logged before the acquisition entered the queue, no second one is logged.
+            // If the time for the warning came before the acquisition entered the queue, `warn_if_slow` has logged it.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
             denials: RetryLimit::DENIALS,
@@ -224,8 +230,8 @@ impl Acquisition {
         }
     }
 
-    /// Polls `queued` until the acquisition has entered the queue, and logs a warning if that takes long. The caller's task
-    /// logs the warning, because there may be no session yet whose thread could run a background task.
+    /// Awaits `queued`, which enters the queue. Logs a warning if that takes longer than the configured time. The
+    /// caller's task logs the warning, because there may be no session yet whose thread could run a background task.
     async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.config.warnings.after else { return queued.await };
         if let Some(answer) = retry::within(self.config.coordinator.sleep(limit), &mut queued).await {
@@ -235,9 +241,9 @@ impl Acquisition {
         queued.await
     }
 
-    /// Creates our node at the end of the queue. Returns the node, and the reads that were sent after the create. Tries
-    /// again, a limited number of times, if the session ends, or if the number of the new node shows that the directory
-    /// has no sequence numbers left.
+    /// Creates our node at the end of the queue. Returns the contender that owns the node, and the reads that were sent
+    /// after the create. Tries again, a limited number of times, if the session ends, or if the directory's sequence
+    /// numbers are used up and a new directory may follow.
     async fn queue_up(&self) -> Result<(Arc<Contender>, ReadsWithCreate), Error> {
         let (config, dialect, keeps) = (&self.config, self.config.dialect, self.may_keep_node());
         let since = SystemTime::now();
@@ -250,12 +256,13 @@ impl Acquisition {
         };
         let (mut tries, mut restarts) = (0, 0);
         loop {
-            // The random part of the tag identifies our node even if the reply to the create is lost. Each try uses
-            // another tag, because an earlier try may have created a node that belongs to an earlier session.
+            // The tag is the beginning of our node's name. The random part of the tag identifies our node even if the
+            // reply to the create is lost. Each try uses another tag, because an earlier try may have created a node
+            // that belongs to an earlier session.
             let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
             // A session has limited room for the paths of its ephemeral nodes, because the transaction that ends the
-            // session lists them all. The slot reserves room for the contender's two nodes: its node in the queue, and
-            // a permit.
+            // session lists them all. The session slot reserves room for the contender's node in the queue and, for a
+            // semaphore, its permit node.
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
             let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
             let own_bytes = config.directory.len() + name + permit;
@@ -294,16 +301,16 @@ impl Acquisition {
         }
     }
 
-    /// Creates the node, and lists the directory. The state machine
-    /// [`NodeState`](crate::session::node::state::NodeState) decides the steps.
+    /// Creates the node, and lists the directory. If a create fails, the state machine
+    /// [`NodeState`](crate::session::node::state::NodeState) decides the next step.
     async fn create_node_and_list(&self, entry: &Contender) -> Result<ReadsWithCreate, WorkError> {
         let (mut step, mut early_read) = (EntryStep::Create, None);
         loop {
             step = match step {
                 EntryStep::Create => {
                     // The listing is sent before the reply to the create has come, so that both take one round trip
-                    // together. If this session has many such listings under way, the listing is sent later, and
-                    // `is_sent` is false.
+                    // together. If this session already has as many listings of the directory under way as it may have,
+                    // the listing is sent later, and `is_sent` is false.
                     entry.send_create();
                     let rights = retry::check_rights(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_telling_if_sent(entry.session(), entry.directory());
@@ -335,8 +342,8 @@ impl Acquisition {
                         request.create_semaphore_node(entry).await?;
                     }
                     match entry.make_directory(self.config.dialect.keeps_directories()).await {
-                        // A parent that Curator created may be a container, which the server may have deleted meanwhile. The
-                        // next create shows this.
+                        // A parent that Curator created may be a container, which the server may have deleted
+                        // meanwhile. The next create shows this.
                         Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
                         Err(failure) => return Err(failure.into()),
                     }
@@ -345,9 +352,9 @@ impl Acquisition {
         }
     }
 
-    /// Leaves a directory that has no sequence numbers left. Returns whether the caller may enter the queue again, in a
-    /// new directory: `true` if the directory is gone, or contains only contenders that leave for the same reason.
-    /// Always `false` in a dialect whose directories must stay.
+    /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again:
+    /// `true` if the directory is gone or empty, or has only contenders that must leave for the same reason. Always
+    /// `false` in a dialect whose directories must stay.
     async fn leave_exhausted_directory(&self, entry: Arc<Contender>) -> Result<bool, Error> {
         let dialect = self.config.dialect;
         match entry.leave().1.await {
@@ -375,8 +382,7 @@ impl Acquisition {
         if let Some(request) = &self.permits {
             let taken = request.take(grant, early_read, entry, wait.waiter.must_not_wait(), wait.view).await;
             let grant = taken.map_err(|why| request.state.take_error(entry, why))?;
-            // A quorum has just committed the exchange. So a quorum is asked to confirm the grant only if the lease is
-            // invalid.
+            // A quorum has just committed the exchange. So a quorum is asked again only if the lease is not valid.
             return match self.hold_if_lease_valid(entry, &grant)? {
                 true => Ok(()),
                 false => self.grant_once_confirmed(entry, grant).await,
@@ -384,8 +390,8 @@ impl Acquisition {
         }
         // The hand-off by which the predecessor granted us the lock may not be confirmed yet. If another client's write
         // to our node has fired the watch on our node, a later removal of our node would go unnoticed. So without that
-        // watch, a quorum must first confirm that our node exists. If the loss of our node is known already, no quorum
-        // is asked, because `hold_if_lease_valid` returns the loss.
+        // watch, a quorum must first confirm that our node exists. If our node is known to be lost, no quorum is asked,
+        // because `hold_if_lease_valid` fails then.
         let may_miss_removal =
             grant.unconfirmed_predecessor().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
         if !may_miss_removal && self.hold_if_lease_valid(entry, &grant)? {
@@ -395,11 +401,12 @@ impl Acquisition {
         self.grant_once_confirmed(entry, grant).await
     }
 
-    /// Takes the lock. The caller knows that no contender ahead excludes us. Returns `false` if the node [cannot rely on
-    /// the lease](crate::session::node::Node::epoch). The caller must then ask a quorum, and call this again.
+    /// Marks our node as held. The caller knows that no contender ahead excludes us. Fails if our node is lost. Returns
+    /// `false`, and does nothing, if the node [cannot rely on the lease](crate::session::node::Node::epoch). The caller
+    /// must then ask a quorum, and call this again.
     ///
-    /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease ensures that
-    /// our session, and so our node, still exists.
+    /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease ensures
+    /// that our session still exists.
     fn hold_if_lease_valid(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
@@ -436,9 +443,9 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the time limit and the trace of a hold, and the task that warns if the hold lasts long. For the node that
-    /// a process keeps between uses, only stores how long a use may last, because each use starts its own limit, trace
-    /// and task.
+    /// Starts the trace of a hold and, if they are configured, its time limit and the task that warns of a long hold.
+    /// For a node that the process may keep between uses, starts neither trace nor limit nor task, because each use
+    /// starts its own.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit_each_hold(longest);
@@ -453,8 +460,8 @@ impl Acquisition {
         _ = hold.node().change(|it| it.state.limits.begin(now));
     }
 
-    /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold or the use lasts
-    /// long.
+    /// Begins the trace of a hold, or of one use of a kept node. Starts the task that warns if the hold or the use
+    /// lasts long, if such warnings are configured.
     pub(crate) fn begin_hold_trace(&self, hold: &Contender) -> HoldTrace {
         let (path, node) = (self.config.user_path(), hold.node());
         let mut trace = self.trace.begin_hold(self.aim(), path, self.label(), node);
@@ -473,8 +480,9 @@ impl Acquisition {
         trace
     }
 
-    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or another
-    /// error if our node may not be deleted either, or if the ACL that this client gave the directory keeps this client out.
+    /// Leaves the queue after `denied`, the error of a missing permission. Returns the error for the user: `denied`, or
+    /// another error if our node may not be deleted either, or if the ACL that this client gave the directory keeps
+    /// this client out.
     async fn leave_lacking_rights(&self, entry: &Contender, denied: Error) -> Error {
         match (entry.leave().1.await, denied) {
             (Err(Failure::NoAuth(lacks)), _) => Error::own_node_undeletable(entry.node().path(), lacks),
@@ -485,8 +493,8 @@ impl Acquisition {
         }
     }
 
-    /// Acquires the lock or the permits without waiting for other contenders. If a first listing shows that the lock or the
-    /// permits are taken, fails without a write.
+    /// Acquires the lock or the permits without waiting for other contenders. Looks first, without a write, whether
+    /// they are taken. If they are, fails.
     pub(crate) async fn try_acquire(mut self, deadline: Option<Deadline>) -> Result<Arc<Contender>, Error> {
         let span = self.begin_trace();
         let attempt = async {
@@ -495,8 +503,8 @@ impl Acquisition {
                 tries += 1;
                 let limit = self.fail_if_taken().await?;
                 match self.take_now(limit).await {
-                    // The process was stopped or cut off while its node was in the queue. The node is gone or will be removed,
-                    // so it is safe to try again.
+                    // The process was stopped or cut off while its node was in the queue. The node is gone, or will be
+                    // removed, and never becomes a hold, so it is safe to try again.
                     Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
                         if tries < SESSION_TRIES => {}
                     answer => return answer,
@@ -545,15 +553,16 @@ impl Acquisition {
         }
     }
 
-    /// Enters the queue, and takes the lock unless another contender excludes us. Waits at most `limit` for replies of the
-    /// ensemble.
+    /// Enters the queue, and takes the lock or the permits. Fails if another contender is in the way, or if
+    /// [`call::within_session_timeout`] with this limit ends the attempt.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Arc<Contender>, Error> {
         call::within_session_timeout(&self.config.coordinator, limit, self.enter_and_wait(IfTaken::GiveUp, None)).await
     }
 
-    /// Waits for `granted` until the deadline, if there is one. Meanwhile polls `reports`. Before the deadline, asks
-    /// the ensemble's leader whether the contenders ahead exist, and reads their nodes, so that the timeout error names
-    /// them. Returns the error of that question, if this client cannot leave a server that disagrees with the leader.
+    /// Waits for `granted`, and meanwhile polls `reports`. Fails at the deadline, if there is one. Shortly before the
+    /// deadline, asks the ensemble's leader whether the contenders ahead exist, and reads their nodes, so that the
+    /// timeout error names them. Fails early if that question fails, for example because this client cannot leave a
+    /// server that disagrees with the leader.
     pub(crate) async fn await_until_deadline<G>(
         &self,
         deadline: Option<Deadline>,
@@ -586,9 +595,10 @@ impl Acquisition {
         }
     }
 
-    /// Asks the ensemble's leader whether the first contenders ahead exist. If one does not exist, connects to another
-    /// server if this client's server still lists that contender, and wakes a waiter for permits, which then reads the
-    /// permits again. Returns `false` if the acquisition has not listed the queue yet.
+    /// Lists the queue, and asks the ensemble's leader whether the first contenders ahead exist. If one does not exist,
+    /// connects to another server if this client's server still lists that contender, and wakes a waiter for permits,
+    /// which then reads the permits again. Asks nothing if the listing fails. Returns `false`, and sends nothing, if
+    /// `view` has no listing yet.
     async fn check_contenders_ahead(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
@@ -600,15 +610,15 @@ impl Acquisition {
         Ok(true)
     }
 
-    /// Waits until the session is connected, and lists the queue. Without the wait, the request would be sent after the
-    /// reconnect, even if this acquisition had ended by then.
+    /// Waits until the session is connected, and lists the queue. Returns `None` if either fails. Without the wait, a
+    /// request of a disconnected session would be sent after the reconnect, even if this acquisition had ended by then.
     async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
         session.until_connected().await.ok()?;
         listing::list(session, &self.config.directory).await.ok()
     }
 
-    /// Reads the nodes of the contenders ahead, and stores the contenders with their hosts and labels in `view`. If the nodes
-    /// cannot be read, the contenders of the last listing stay.
+    /// Lists the queue, reads the nodes of the first contenders ahead, and stores these contenders in `view`, with the
+    /// hosts and labels that could be read. Changes nothing if the listing fails, or if `view` has no listing yet.
     async fn read_blockers(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
@@ -622,9 +632,9 @@ impl Acquisition {
     }
 }
 
-/// Returns whether the contender's number shows that the directory has no sequence numbers left: the number is
-/// negative, or close to the maximum. At the maximum, several contenders get the same number, or later contenders get
-/// lower numbers.
+/// Returns whether the contender's number shows that the directory's sequence numbers are used up: the number is
+/// negative, or close to the maximum. Past the maximum, several contenders get the same number, or contenders get
+/// negative numbers.
 fn has_exhausted_number(contender: &NodeName) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }

@@ -17,7 +17,7 @@ use crate::sync::atomic::AtomicBool;
 use crate::telemetry::debug::debug;
 use crate::telemetry::meter::PathLabel;
 
-/// The paths and the options of a lock. All clones of a lock share one `LockConfig`.
+/// The paths and the options of a lock or semaphore. All clones of a handle share one `LockConfig`.
 pub(crate) struct LockConfig {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The directory of the queue.
@@ -31,8 +31,8 @@ pub(crate) struct LockConfig {
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Whether it was logged that a server refuses this client's write to the directory, which requests that kept nodes
-    /// be given up. The refusal is logged only once.
+    /// Whether a warning was logged that the write failed by which this client requests that kept nodes be given up.
+    /// Only the first such failure is logged.
     pub(crate) has_warned_of_ask: Arc<AtomicBool>,
     pub(crate) warnings: Arc<WaitWarnings>,
     pub(crate) path_label: Arc<PathLabel>,
@@ -44,14 +44,16 @@ impl LockConfig {
         &self.paths.path
     }
 
-    /// Fails if the directory contains a contender of another dialect.
+    /// Fails if one of `names`, the children of the directory, is [foreign](Dialect::foreign) to the lock's dialect.
     pub(crate) fn fail_if_foreign(&self, names: &[String]) -> Result<(), Error> {
         turn::first_foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.foreign_error(node)))
     }
 
-    /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of a
-    /// semaphore, whose node has data. Reads the data only if the stat of the node does not rule out a semaphore. Without a
-    /// stat, the names of the node's children decide whether to read.
+    /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of
+    /// a semaphore, whose node has data. `names` are the children of the node at that path, and `directory` is its
+    /// stat. Reads the data of the node only if the data may be a number of permits by its length. Without a stat,
+    /// reads the data only if a child has a name of a semaphore's directories. Also fails if the read fails, unless a
+    /// server denies it.
     pub(crate) async fn fail_if_other_use(
         &self,
         session: &Arc<dyn Session>,
@@ -85,8 +87,8 @@ impl LockConfig {
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
-    /// Returns the error of an acquisition whose node never has a turn: the node `rival` has the same sequence number,
-    /// or the number is negative if `rival` is `None`.
+    /// Returns the error of an acquisition whose node never gets its turn. The node `rival` has the same sequence
+    /// number. If `rival` is `None`, the number is negative.
     pub(crate) fn stuck_error(&self, rival: Option<String>) -> Error {
         let path = self.directory.to_string();
         match rival {
@@ -106,7 +108,7 @@ impl LockConfig {
     /// Returns the error of an acquisition whose request failed with `failure`.
     pub(crate) fn acquisition_error(&self, failure: Failure) -> Error {
         match failure {
-            // The directory was deleted, and our node with it.
+            // Our node is gone, perhaps together with the directory.
             Failure::NoNode => Error::Evicted(Loss::Removed),
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))

@@ -30,32 +30,36 @@ use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::validation;
 
-/// The shortest time between two listings while a holder waits for contention: at most 50 listings a second.
+/// While a holder waits for contention, changes of the queue cause at most one listing in this time: at most 50 a
+/// second.
 const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
-/// A contender before the grant, and the hold after the grant. It owns its node from the create on. Variables of this type are
-/// named `entry` until the grant and `hold` after the grant, or `lock` where there are several.
+/// A contender before the grant, and the hold after the grant. It owns its node from the create on. Variables of this
+/// type are named `entry` until the grant and `hold` after the grant, or `lock` where there are several.
 ///
-/// Dropping the contender ends the hold and removes the node, even if the reply to the create has not come yet.
+/// Dropping the contender ends the hold and removes the node, even if the reply to the create has not come yet. In a
+/// forked process, it does neither.
 pub(crate) struct Contender {
     pub(super) trace: Mutex<HoldTrace>,
     session_slot: SessionSlot,
-    /// The directories that this contender created, the outermost first.
+    /// The paths of the directories and other persistent nodes that this contender created, in the order of their
+    /// creation.
     made: Mutex<Vec<String>>,
     /// Whether the process may keep the node between uses.
     keeps: bool,
     node: Arc<Node>,
     /// The path that the user gave.
     user_path: Arc<str>,
-    /// The data of the node: host, process and label, for operators.
+    /// The data of the node, which tells people the host, the process id, the label and more.
     data: Vec<u8>,
     /// Keeps the coordinator alive, because the coordinator closes its sessions when it is dropped.
     _coordinator: Arc<dyn Coordinator>,
 }
 
 impl Contender {
-    /// Creates the contender in an `Arc`, because the guards of a shared hold own it together. Several futures own it before
-    /// the grant, and without the `Arc` each future would be larger by the size of the contender.
+    /// Creates the contender in an `Arc`, because the guards of a shared hold own it together. Before the grant,
+    /// several nested futures own it one after the other, and without the `Arc` each would be larger by the size of the
+    /// contender.
     pub(crate) fn new(
         session_slot: SessionSlot,
         node: Arc<Node>,
@@ -69,12 +73,13 @@ impl Contender {
         Arc::new(Contender { trace, session_slot, made, keeps, node, user_path, data, _coordinator })
     }
 
-    /// Sends the create of the node. [`Contender::await_create`] waits for the reply.
+    /// Sends the create of the node. If the process may keep the node between uses, first requests a watch on the
+    /// directory. [`Contender::await_create`] waits for the reply to the create.
     pub(crate) fn send_create(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.store().connection();
         // The watch on the directory is requested before the create of the node. Other contenders see the node only
-        // after its create, so the watch reports every request to give up the node.
+        // after its create, so the watch fires even at the first request to give up the node.
         let directory_watch = self.keeps.then(|| session.watch(self.directory()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
@@ -83,15 +88,16 @@ impl Contender {
         });
     }
 
-    /// Takes the watch on the lock's directory that was armed before the create. The watch fires when another contender
-    /// requests that kept nodes be given up. `None` if the watch is not known to be armed.
+    /// Takes the watch on the lock's directory that was requested before the create. The watch fires when another
+    /// contender requests that kept nodes be given up. `None` if there is no such watch, or if its request failed.
     pub(crate) async fn take_directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
     }
 
-    /// Waits for the reply to [`Contender::send_create`]. Returns `None` if the node was created, and otherwise the
-    /// next step. `listing` is the answer to the listing that was sent after the create.
+    /// Waits for the reply to [`Contender::send_create`]. Returns `None` if the node was created, the next step if the
+    /// create failed, or the failure if another create would not help. `listing` is the answer to the listing that was
+    /// sent after the create.
     ///
     /// # Cancel safety
     /// Dropping the future does not cancel the create. Dropping the contender removes the node that the create makes.
@@ -108,9 +114,9 @@ impl Contender {
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_tag_of(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
-                // The create may still be carried out, and before the watch is armed. Requests to give up the node
-                // could then be missed, so the watch is dropped. Without the watch, the process does not keep the node
-                // between uses.
+                // The create may have made the node before the watch was armed, and a request to give up the node could
+                // have come in between. So the watch is dropped. If the node is found later, the process has no watch,
+                // and so does not keep the node between uses.
                 let (step, _unlocked) = self.node.change(|it| {
                     let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
@@ -124,7 +130,8 @@ impl Contender {
         self.session().store().record_created(&self.node, created, self.session().id())
     }
 
-    /// Creates the lock directory and its missing parents.
+    /// Creates the lock directory and its parents, if they are missing. With `has_to_stay`, the directory is one that
+    /// servers do not delete when it is empty.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
         directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_created_path(step)).await
     }
@@ -135,9 +142,10 @@ impl Contender {
         self.made.lock().push(path.to_owned());
     }
 
-    /// Removes the directories that this contender created, the innermost first. Called if the ACL that this client
-    /// gave them keeps this client out, because that ACL would keep other clients out, too. Returns whether a directory
-    /// was removed. ZooKeeper deletes only empty directories, so no other client's node is lost.
+    /// Removes the persistent nodes that this contender created, the last one first. Called after a server has refused
+    /// a request for lack of rights. If the ACL that this client gave these nodes keeps this client out, it would keep
+    /// other clients out, too. Returns whether a node was removed, and ignores other deletes that fail. ZooKeeper
+    /// deletes only nodes without children, so no other client's node is lost.
     pub(crate) async fn remove_own_directories(&self) -> bool {
         let mut is_removed = false;
         let made = std::mem::take(&mut *self.made.lock());
@@ -147,10 +155,11 @@ impl Contender {
         is_removed
     }
 
-    /// Looks for the node after the reply to its create was lost. Returns whether the node exists.
+    /// Looks for the node, because its create may have made it although the reply was lost. Records the node if it
+    /// exists and belongs to this session, and returns whether it does.
     ///
-    /// A sync is sent before the listing, because a lagging server might not show the node. The caller would then create a
-    /// second node, which would wait behind the first node for ever.
+    /// A sync is sent before the listing, because a lagging server might not show the node. The caller would then
+    /// create a second node, which could wait behind the first node for ever.
     pub(crate) async fn find_created_node(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
         let listed = until_known(session, || listing::list_synced(session, directory)).await;
@@ -174,9 +183,9 @@ impl Contender {
         Ok(false)
     }
 
-    /// Removes the orphans among these children. An orphan is a node that an earlier create of this contender made
-    /// although the reply was lost. The children must have been listed after the reply to a later write of this
-    /// session. A server carries out the requests of a session in order, so such a listing shows all orphans.
+    /// Starts the removal of the orphans among these children. An orphan is a node that an earlier create of this
+    /// contender made although the reply was lost. The children must come from a listing that this session sent after a
+    /// later write. A server carries out the requests of a session in order, so such a listing shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.node, Leaving::delete(self.child_path(&orphan)), None));
@@ -192,8 +201,9 @@ impl Contender {
         format!("{}/{name}", self.directory())
     }
 
-    /// Limits the length of each hold of this node to `longest`. If a hold lasts longer, a task on the session's thread
-    /// removes the node.
+    /// Limits the length of each later hold of this node to `longest`. Starts a task on the session's thread that
+    /// removes the node some time after a hold has exceeded the limit, or after another loss that leaves the node in
+    /// place.
     pub(crate) fn limit_each_hold(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
         node.change(|it| it.state.limits.set(longest));
@@ -221,7 +231,7 @@ impl Contender {
         self.session().lease().now()
     }
 
-    /// Waits until the node is lost.
+    /// Waits until the node is lost or given back.
     pub(crate) async fn until_lost(&self) -> Loss {
         self.node().until_lost(|pause| sleep_fully(self.session(), pause)).await
     }
@@ -236,7 +246,8 @@ impl Contender {
         &self.user_path
     }
 
-    /// Returns for how long the ensemble surely keeps the session and the node.
+    /// Returns for how long the session and the node exist at least, unless another client deletes the node. Zero if
+    /// the session may be over, or if the owner has left the node.
     pub(crate) fn session_left(&self) -> Duration {
         let session_left = self.session().lease().session_left();
         if session_left.is_zero() || self.node().is_left() {
@@ -249,8 +260,9 @@ impl Contender {
         (Arc::clone(self.node()), Arc::clone(self.session()))
     }
 
-    /// Checks our own node and `others` at the ensemble's leader now and then, until a check fails. Returns the indices in
-    /// `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were lost.
+    /// Checks our own node and `others` at the ensemble's leader now and then, until a check fails. Returns the indices
+    /// in `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were
+    /// lost.
     pub(crate) async fn until_check_fails(
         &self,
         recheck: &mut Recheck<'_>,
@@ -265,8 +277,8 @@ impl Contender {
         }
     }
 
-    /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the failed checks,
-    /// or the loss if our own node is gone.
+    /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the checks
+    /// that surely failed. If our own node is gone, records and returns the loss.
     pub(crate) async fn failed_checks(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check_operation(self.node().path(), None)], others].concat();
         let missed = presence::failed_checks(self.session(), &checks).await;
@@ -300,8 +312,9 @@ impl Contender {
             if !self.is_of_semaphore() || self.are_too_few_free_for(&first).await? {
                 return Ok(first);
             }
-            // Enough permits are free for `first`, which will take them soon, unless its process is stopped. The queue is
-            // listed again after a pause, which doubles while the same contender is the first.
+            // `first` is gone, or enough permits are free for it, and it will take them soon unless its process is
+            // stopped. The queue is listed again after a pause. The pause doubles, up to the session timeout, while the
+            // same contender is the first.
             let session = self.session();
             let first = Some(first.as_str().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
@@ -321,8 +334,8 @@ impl Contender {
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // The servers delete the directory of a semaphore's queue after it was empty for a while. The next contender
-                // creates it again.
+                // The servers delete the directory of a semaphore's queue after it was empty for a while. The next
+                // contender creates it again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => {
                     match follow::until_may_exist(session, directory).await {
                         Ok(()) => continue,
@@ -334,15 +347,16 @@ impl Contender {
             if let Some(first) = turn::first_excluded_waiter(&self.node_name(), &names, self.is_of_semaphore()) {
                 return Ok(first);
             }
-            // The listing is dropped early, because a long listing would take memory during the wait for the watch.
+            // The listing is dropped early, because a long listing would take memory during the wait for the event of
+            // the watch.
             drop(names);
             // `wait` returns after the event of the watch. It also returns after a while without an event, because an
             // event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
             if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
-            // Each reader that comes or goes ends the wait, and there may be thousands. The pause limits the listings to 50 a
-            // second.
+            // Each reader that comes or goes ends the wait, and there may be thousands. The pause limits the listings
+            // to 50 a second.
             let since = last_change.map(|last| self.now().saturating_sub(last));
             if let Some(rest) = since.and_then(|since| LISTING_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;
@@ -352,7 +366,7 @@ impl Contender {
     }
 
     /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `false`
-    /// if the node of `first` is gone, and `true` if the data of the nodes do not show the numbers.
+    /// if the node of `first` is gone, and `true` if the nodes do not show how many permits are free or asked for.
     async fn are_too_few_free_for(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
@@ -379,10 +393,11 @@ impl Contender {
         Ok(room != Some(Ok(Room::Enough)))
     }
 
-    /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the session's
-    /// record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node. The first request
-    /// is sent before this method returns. Also returns the loss, if the lock had been lost before. In a forked process, this
-    /// method changes and sends nothing.
+    /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the
+    /// session's record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node.
+    /// Sends the first request before it returns, unless the connection is lost. Returns the loss, if the node was lost
+    /// or left before, and the reply to the deletion, which goes on even if this reply is dropped. In a forked process,
+    /// changes and sends nothing, and returns the end of the session as the loss.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
             let ending = Ending::Forked;
@@ -397,15 +412,17 @@ impl Contender {
         (loss, remove(self.session(), &self.node, leaving, None))
     }
 
-    /// Returns whether the removal may write to the node to signal the release. `false` if a server has refused this.
+    /// Returns whether the removal may write to the node to signal the release. `false` for a while after a server has
+    /// refused such a write in this directory.
     fn may_signal_release(&self) -> bool {
         !self.session().store().is_signal_refused(self.directory())
     }
 
-    /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Returns an error if the
-    /// lock had been lost before.
+    /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Fails if the lock was lost
+    /// before, or if the node cannot be deleted.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
-        // The node of a lost lock is also deleted, because the node may still exist, and other contenders would wait for it.
+        // The node of a lost lock is also deleted, because the node may still exist, and other contenders would wait
+        // for it.
         let (loss, answer) = self.leave();
         match (loss, answer.await) {
             (Some(loss), _) => Err(Error::Lost(loss)),
@@ -415,7 +432,8 @@ impl Contender {
         }
     }
 
-    /// Returns the error of a holder whose request about its own node failed.
+    /// Returns the error of a holder whose request failed. If a node or directory was missing, the error says that the
+    /// hold is lost.
     pub(crate) fn holder_error(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
@@ -426,8 +444,8 @@ impl Contender {
 }
 
 impl Drop for Contender {
-    /// Removes all nodes of the contender. After [`Contender::leave`], only two kinds of nodes can still exist: orphans, and a
-    /// permit node whose create had no answer. In a forked process, removes nothing.
+    /// Removes all nodes of the contender, in the background. After [`Contender::leave`], only two kinds of nodes can
+    /// still exist: orphans, and a permit node whose create had no answer. In a forked process, removes nothing.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {
@@ -445,7 +463,7 @@ impl Drop for Contender {
     }
 }
 
-/// One use, under a time limit, of a node that this process keeps between uses. Dropping this value ends the use.
+/// The time limit of one use of a node that this process keeps between uses. Dropping this value ends the limit.
 pub(crate) struct LimitedUse {
     node: Arc<Node>,
     end: LimitDeadline,
@@ -457,9 +475,10 @@ impl Drop for LimitedUse {
     }
 }
 
-/// Waits for a loss after which the node still exists: a hold exceeded its limit, the lease ran out while the session lives
-/// on, or a stranger's write was taken for a hand-off. Then removes the node. A holder that exceeded its limit first gets a
-/// margin in which to stop its work. The owner of the node may remove the node earlier.
+/// Waits until the node is lost. Removes the node if it may still exist: if a hold exceeded its limit, the lease ran
+/// out while the session lives on, or a stranger's write was taken for a hand-off. A holder that exceeded its limit
+/// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first, or if
+/// timers no longer work.
 async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
         node.until_lost(|pause| sleep_fully(&session, pause)).await,
@@ -469,8 +488,8 @@ async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     }
     let slice = session.timeout() / 20;
     while let Some(left) = node.time_until_given_up().filter(|left| !left.is_zero() && !node.is_left()) {
-        // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension, the
-        // removal is late by one slice at most.
+        // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension,
+        // the removal is late by one slice at most.
         if !sleep_fully(&session, left.min(slice)).await {
             return;
         }
@@ -495,10 +514,11 @@ impl Deref for Contender {
 }
 
 /// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the
-/// last poll. `lost` wakes the caller at a loss.
+/// last poll. `lost` is ready at a loss. It wakes the caller's task, and ends the wait, too.
 ///
-/// After the process was paused, a reply that `work` awaits may wake the task before `lost` does, although the lease has
-/// run out. So `loss`, which reads the clock, is called before each poll of `work`, and once more when `work` is done.
+/// After the process was paused, a reply that `work` awaits may wake the task before `lost` does, although the lease
+/// has run out. So `loss`, which reads the clock, is called before each poll of `work`, and once more when `work` is
+/// done.
 pub(crate) async fn while_held<L, F: Future>(
     loss: impl Fn() -> Option<L>,
     lost: impl Future<Output = L>,

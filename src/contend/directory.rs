@@ -1,5 +1,5 @@
-//! The directory of a lock: its creation, and the write to its data by which a waiter requests that other processes give up
-//! the nodes that they keep between uses.
+//! The directory of a lock: its creation, and the write to its data by which a waiter requests that other processes
+//! give up the nodes that they keep between uses.
 
 use std::sync::Arc;
 
@@ -9,14 +9,15 @@ use crate::session::retry::{self, until_known};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
-/// Returns the paths of all directories on the way to `path`, from the outermost to `path` itself.
+/// Returns the paths of all directories on the way to `path`, from the outermost (below `/`) to `path` itself.
 fn ancestors_and_self(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Creates the lock directory at `path`, and its missing parents as persistent nodes, including the path at the end of the
-/// connect string. The lock directory is a container, which servers delete after it was empty for a while. With
-/// `has_to_stay`, it is a persistent node. Calls `made` for each directory that was created below the connect string's path.
+/// Creates the directory at `path` and its parents, if they are missing, and before them the path at the end of the
+/// connect string. The parents are persistent nodes. The directory itself is a container, which servers delete after it
+/// was empty for a while, or with `has_to_stay` a persistent node. Calls `made` for each directory that this function
+/// created, except the path of the connect string.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -47,14 +48,17 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// Requests that processes give up the nodes that they keep between uses in this directory, by one write to the
-/// directory's data. If `seen` says that the directory has no data, the write is sent before this function returns.
+/// Requests that processes give up the nodes that they keep between uses in this directory, by a write to the
+/// directory's data. If `seen` says that the directory has no data, the write is sent before this function returns, and
+/// otherwise after a read of the data.
 ///
-/// `seen` is the stat of the directory in the listing that showed a kept node. A process watches the directory before it
-/// creates a node to keep. So a write after that listing notifies the process. If another client has written since the
-/// listing, that write has notified the process, and the servers refuse our write because of the directory's version.
+/// `seen` is the stat of the directory in the listing that showed a kept node. A process watches the directory before
+/// it creates a node to keep. So a write after that listing notifies the process. If another client has written since
+/// the listing, that write has notified the process, and the servers refuse our write because of the directory's
+/// version.
 ///
-/// Logs a refusal of the write by a server, unless `has_warned`.
+/// If the write fails, logs a warning, unless one was logged before (`has_warned`), or the directory is gone, or the
+/// session is over.
 pub(crate) fn request_kept_nodes(
     directory: &Arc<str>,
     has_warned: &Arc<AtomicBool>,
@@ -83,8 +87,8 @@ pub(crate) fn request_kept_nodes(
     }));
 }
 
-/// Reads the directory's data, and writes the same data again, which fires the watches of the processes that keep nodes.
-/// Writes nothing if the directory's version is not `seen`.
+/// Reads the directory's data, and writes the same data again, which fires the watches of the processes that keep
+/// nodes. Writes nothing if `seen` is given and the directory has another version.
 pub(crate) async fn rewrite_directory_data(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -100,8 +104,8 @@ pub(crate) async fn rewrite_directory_data(
     retry::until_known(session, ask).await
 }
 
-/// Writes the directory's data if the directory has this version. Also succeeds if the directory has another version, because
-/// then another client's write has notified the same processes.
+/// Writes the directory's data if the directory has this version. Sends the write before it returns. Also succeeds if
+/// the directory has another version, because then another client's write has notified the same processes.
 fn set(
     session: &Arc<dyn Session>,
     directory: &str,

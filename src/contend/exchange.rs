@@ -1,8 +1,9 @@
-//! The exchange of a contender's node for another node in one transaction. A downgrade exchanges a WRITE node for a READ
-//! node. The first contender in a semaphore's queue exchanges its node for a permit.
+//! The exchange of a contender's node for another node in one transaction. A downgrade exchanges a WRITE node for a
+//! READ node. The first contender in a semaphore's queue exchanges its node for a permit.
 //!
-//! The transaction fails if our node is gone. The exchange for a permit writes to our node and deletes it, as a writer's
-//! release does. So the next contender in the queue takes the exchange for a hand-off, and becomes the first.
+//! The transaction fails if our node is gone. The exchange for a permit writes to our node and deletes it, as a
+//! writer's release does. So the next contender in the queue takes the exchange for a hand-off, and becomes the first.
+//! If servers refuse the write, the exchange only deletes our node, and the next contender lists the queue.
 
 use crate::contend::contender::Contender;
 use crate::error::error::Error;
@@ -12,8 +13,8 @@ use crate::session::presence::{is_there, pause_if_leader_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, parent};
 use crate::session::retry::RetryLimit;
 
-/// The indices of three operations in the transaction of an exchange: the check of our node, the create of the new node,
-/// and the write that signals the hand-off to waiters.
+/// The indices of three operations in the transaction of [`Contender::exchange_node`]: the check of our node, the
+/// create of the new node, and the write to our node that signals the hand-off to waiters.
 const OWN_PLACE: usize = 0;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
@@ -25,7 +26,7 @@ impl Contender {
         Ok(())
     }
 
-    /// Downgrades: replaces the WRITE node by a READ node.
+    /// Downgrades: replaces the WRITE node by a READ node. Fails if the lock is lost.
     pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
         if let Some(loss) = self.detect_loss() {
             return Err(Error::Lost(loss));
@@ -33,7 +34,8 @@ impl Contender {
         self.replace_by_read_node().await.map_err(|failure| self.holder_error(failure, "downgrade"))
     }
 
-    /// Replaces the WRITE node by a READ node with the same sequence number. Retries until the outcome is known.
+    /// Replaces the WRITE node by a READ node with the same sequence number. Repeats the transaction while its outcome
+    /// is unknown, up to a limit.
     async fn replace_by_read_node(&self) -> Result<(), Failure> {
         let writer = self.node().node_name();
         let reader = NodeName::parse_as(&writer.name_after_downgrade(), writer.dialect());
@@ -46,8 +48,8 @@ impl Contender {
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on, either the WRITE node or the READ node exists. If this future and the contender are dropped, that node
-        // is removed.
+        // From here on, the WRITE node or the READ node may exist. If this future is dropped, dropping the contender
+        // removes whichever exists.
         self.node().change(|it| it.state.begin_move(None));
         let (mut tries, mut may_be_done) = (RetryLimit::LOST_ANSWERS, false);
         loop {
@@ -58,9 +60,9 @@ impl Contender {
                     tries.await_retry(session, failure).await?;
                     continue;
                 }
-                // The reply to an earlier try was lost, and the READ node exists. If the leader no longer has the WRITE node,
-                // the earlier try was carried out. If the leader still has the WRITE node, another client has created the READ
-                // node.
+                // The reply to an earlier try was lost, and the READ node exists. If the leader no longer has the WRITE
+                // node, the earlier try was carried out. If the leader still has the WRITE node, another client has
+                // created the READ node.
                 Err(Failure::Operation { failure, .. }) if may_be_done && *failure == Failure::NodeExists => {
                     match is_there(session, &from, None).await {
                         Ok(false) => break,
@@ -82,11 +84,11 @@ impl Contender {
     }
 
     /// Exchanges our node, the first in the queue, for a new node at `to`. The caller must choose a path that no other
-    /// request creates. Retries until the outcome is known. The exchange fails if the node `unchanged` has another
-    /// version than the given one.
+    /// request creates. Repeats the transaction while its outcome is unknown, up to a limit. The exchange fails if the
+    /// node `unchanged` has another version than the given one.
     ///
     /// # Errors
-    /// - [`Failure::NoNode`]: our node did not exist any more.
+    /// - [`Failure::NoNode`]: our node, or the node `unchanged`, did not exist.
     /// - [`Failure::BadVersion`]: the node `unchanged` has another version. Our node stays.
     /// - [`Failure::NoParent`]: the directory of `to` does not exist. Our node stays.
     ///
@@ -112,8 +114,8 @@ impl Contender {
         let failure = loop {
             let signals = !session.store().is_signal_refused(self.directory());
             operations.retain(|it| signals || !matches!(it, Operation::Set { .. }));
-            // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid
-            // of the new node, which some servers leave out of the reply to a transaction.
+            // The server answers the read after the transaction, so the read shows the outcome. The read also returns
+            // the czxid of the new node, which some servers leave out of the reply to a transaction.
             let (answer, seen) = (session.transact(&operations), session.data(to));
             match (answer.await, seen.await) {
                 (_, Ok((_, stat))) if stat.ephemeral_owner == session.id() => {
@@ -144,8 +146,8 @@ impl Contender {
                 },
                 (Err(failure), _) => break failure,
             }
-            // Our node is gone, and our server does not show the new node. The server may lag behind, and a try whose reply was
-            // lost may have created the new node. So the ensemble's leader is asked.
+            // Our node is gone, and our server, which may lag behind, does not show the new node. If a try may have
+            // created the new node, the ensemble's leader is asked.
             if !may_be_done || !pause_if_leader_has(session, to, &mut denials).await? {
                 node.end_replacement(NodeState::cancel_move);
                 node.record_loss(Loss::Removed);

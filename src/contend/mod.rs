@@ -1,17 +1,18 @@
 //! What one contender does, from the first request of its acquisition until its node is gone.
 //!
-//! - Acquire: [`acquisition`] has the options of a call, and runs it until the grant. [`config`] has the options of the lock.
+//! - Acquire: [`acquisition`] has the options of one acquisition, and runs it until it is granted or fails. [`config`]
+//!   has the options of the lock.
 //! - Wait: [`wait`] waits for the turn. [`warnings`] warns about long waits.
-//! - Hold: [`contender`] owns the contender's node, which is in a [`directory`]. [`transaction`] commits only while a lock
-//!   is held.
+//! - Hold: [`contender`] owns the contender's node. [`directory`] creates the directory of that node. [`transaction`]
+//!   commits only while a lock is held.
 //! - Permits: [`permit_request`] takes the permits of a semaphore. [`semaphore`] has the number of its permits.
-//! - Leave: [`remove`](crate::session::removal::remove) deletes the node. [`exchange`] replaces it by a permit or a READ
-//!   node.
+//! - Leave: [`remove`](crate::session::removal::remove) deletes the node. Earlier, [`exchange`] may have replaced it by
+//!   a permit or a READ node.
 //!
 //! The types:
 //!
-//! - An `Acquisition` is one call of the user.
-//! - A `Contender` owns the node of an acquisition. The guard of a granted lock owns the `Contender`.
+//! - An `Acquisition` is one attempt to get a lock, or permits of a semaphore.
+//! - A `Contender` owns the node of an acquisition. The guards of a granted lock own the `Contender`.
 //! - A `Node` is the state of that node. The `Contender` shares it with the session's thread.
 //! - `NodeState` is the state machine inside a `Node`, and `Leaving` is the state machine of a node's removal.
 //! - `NodeName` is the parsed name of a node.

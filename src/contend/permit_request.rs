@@ -4,14 +4,14 @@
 //! taken permits can only fall. Free permits that the head has seen stay free, because of two rules:
 //!
 //! - The head reads the permits after it has become the head, on the connection whose reply or event showed that it is
-//!   the head. Another server may not show yet the permits that the predecessor took. So after a reconnect the head sends
-//!   a sync before the read.
+//!   the head. Another server may not show yet the permits that the predecessor took. So after a reconnect the head
+//!   sends a sync before the read.
 //! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
 //!   place is gone, or if the number of permits has changed.
 //!
-//! To save a round trip, a new contender sends an early read right after its create and its listing. If the listing shows
-//! the contender as the head, the early read counts as a read after that moment, because no read of a session shows an
-//! older state than an earlier read of the session. A reconnect between the two does not matter.
+//! To save a round trip, a new contender sends an early read right after its create and its listing. If the listing
+//! shows the contender as the head, the early read counts as a read after that moment, because no read of a session
+//! shows an older state than an earlier read of the session. A reconnect between the two does not matter.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ pub(crate) struct PermitRequest {
     pub(crate) count: u32,
 }
 
-/// The early read of the permits. It is sent right after the create of the node in the queue, before the contender
-/// knows its place.
+/// The early read of the permits. It is sent right after the create of the node and the listing of the queue, before
+/// the contender knows its place.
 pub(crate) struct EarlyPermitRead {
     names: Reply<Vec<String>>,
     number: Reply<(Vec<u8>, Stat)>,
-    /// The children of the semaphore's own node. `None` if they are not listed, because an earlier listing showed no lock
-    /// at the path.
+    /// The children of the semaphore's own node. `None` if they are not listed, because this semaphore's handle already
+    /// knows that the path has no lock.
     children: Option<Reply<Vec<String>>>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct SeenPermits {
 }
 
 impl PermitRequest {
-    /// Fails if the request is for more permits than exist.
+    /// Fails if the request is for more permits than `number`, the number of all permits of the semaphore.
     fn fail_if_too_many(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
             true => Err(self.state.too_few_error(self.count, number)),
@@ -68,8 +68,9 @@ impl PermitRequest {
         }
     }
 
-    /// Fails if the request can never be granted. If the handle does not know the number of permits, reads this number from the
-    /// ensemble first.
+    /// Fails if the request is for no permits, or for more than the semaphore has. Asks the ensemble for the number of
+    /// permits only if the number that this handle knows does not settle this. If the semaphore's node exists and has
+    /// no number yet, tries to write the number.
     pub(crate) async fn check_before_queueing(&self) -> Result<(), Error> {
         if !self.state.check_count(self.count)? {
             return Ok(());
@@ -79,8 +80,8 @@ impl PermitRequest {
             call::retry_on_fresh_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
                 let node = retry::data(&session, path, false).await?;
                 match self.state.read_or_write_number(&session, node, None).await {
-                    // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and checks
-                    // the number of permits then.
+                    // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and
+                    // checks the number of permits afterwards.
                     Err(WorkError::Failed(Failure::NoNode)) => Ok(Ok(())),
                     agreed => WorkError::refusal_as_answer(agreed).map(|agreed| self.fail_if_too_many(agreed?.0)),
                 }
@@ -88,15 +89,16 @@ impl PermitRequest {
         checked.await?
     }
 
-    /// Creates the semaphore's node, before the acquisition creates the directory of the queue below that node. Fails if
-    /// there is a node at the path that must not become a semaphore.
+    /// Creates the semaphore's node if it is missing, and writes the number of permits if the node has none. Called
+    /// before the acquisition creates the directory of the queue below that node. Fails if the node at the path must
+    /// not become a semaphore's.
     pub(crate) async fn create_semaphore_node(&self, entry: &Contender) -> Result<(), WorkError> {
         let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.read_or_write_number(entry.session(), node, Some(entry)).await.map(drop)
     }
 
-    /// Sends the early read. The caller must have sent its listing of the queue before, because a read that is older than the
-    /// listing may be older than the moment at which the contender became the head.
+    /// Sends the early read. The caller must have sent its listing of the queue before. An older read may be older than
+    /// the moment at which the contender became the head.
     pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyPermitRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
@@ -106,8 +108,8 @@ impl PermitRequest {
         EarlyPermitRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
     }
 
-    /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the request
-    /// can never be granted.
+    /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the
+    /// semaphore has fewer permits in all than requested, or another number of permits than the user gave.
     pub(crate) async fn has_room(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
         let room = self.state.config.paths.read_room(session, self.count).await;
         let Some((number, has_room)) = room else { return Ok(true) };
@@ -118,9 +120,9 @@ impl PermitRequest {
         Ok(has_room)
     }
 
-    /// Awaits the early read. Returns `None` if the contender has to read the permits again when it is the head: the
-    /// early read was not sent, a reply was lost, or a node was missing. Fails if the request can never be granted, or
-    /// if a lock has the same path.
+    /// Awaits the early read. Returns `None` if the early read was not sent, or did not show the taken permits and
+    /// their number. The contender then reads them when it is the head. Fails, for example, if the semaphore has fewer
+    /// permits in all than requested, or if a lock has the same path.
     pub(crate) async fn await_early_read(
         &self,
         entry: &Contender,
@@ -143,9 +145,10 @@ impl PermitRequest {
         Ok(names.ok().map(|names| Box::new(SeenPermits { number, version, names })))
     }
 
-    /// Exchanges the node of the head of the queue for the permits. Returns the grant, which the exchange has
-    /// confirmed. Waits until the permits are free, unless `must_not_wait`. `early_read` is given if the listing that
-    /// was sent right before the early read showed the contender as the head.
+    /// Exchanges the node of the head of the queue for a permit node. Returns the grant, whose hand-off no longer needs
+    /// a confirmation. Waits until enough permits are free. With `must_not_wait`, fails with [`Error::WouldBlock`]
+    /// instead. `early_read` is given if the listing that was sent right before the early read showed the contender as
+    /// the head.
     pub(crate) async fn take(
         &self,
         mut grant: Grant,
@@ -188,24 +191,25 @@ impl PermitRequest {
     }
 }
 
-/// The reads of the contender at the head of the queue: the taken permits and the number of permits, with the watches
-/// on both.
+/// What the contender at the head of the queue has read, with the watches on the taken permits and on their number.
 struct QueueHead<'a> {
     state: &'a SemaphoreState,
     entry: &'a Contender,
-    /// The id of the connection on which the head learned that it is the head, or on which it has read after a sync.
+    /// The id of the connection on which the head's node was created, and later of the connection of the last read. If
+    /// the connection has changed, the next read sends a sync first.
     connection: u64,
-    /// The number of permits, the version of the semaphore's node, and the watch on that node.
+    /// The number of permits, the version of the semaphore's node, and the watch on that node. `None` if the number
+    /// must be read.
     number: Option<(u32, i32, Watch)>,
-    /// The watch on the directory of the permits. `None` until the first read.
+    /// The watch on the directory of the permits. `None` until the first read, and after the watch has fired.
     names: Option<Watch>,
     /// The path of the predecessor's node, while it is not confirmed that the predecessor has handed off its place.
     /// [`QueueHead::confirm_signal`] confirms this, because another client can forge a hand-off.
     signal: Option<Arc<str>>,
-    /// The version of the semaphore's node that the ensemble's leader refused at the last try.
+    /// The version of the semaphore's node that the ensemble's leader has refused last.
     refused: Option<i32>,
-    /// How often this client's server, which may lag behind the leader, replied that the directory of the permits is
-    /// missing, although the leader refused to create the directory because it exists.
+    /// How often the directory of the permits was reported missing, although the leader then refused to create it
+    /// because it exists. The server that reported this may lag behind the leader.
     rounds: u32,
 }
 
@@ -237,12 +241,14 @@ impl<'a> QueueHead<'a> {
             Err(Failure::NoParent(_)) => make_directory(session, taken, &mut self.rounds).await?,
             Err(failure) => return Err(failure.into()),
         }
-        // The number of permits may have changed although the watch has not fired yet. So the next round reads it again.
+        // The number of permits may have changed although the watch has not fired yet. So the next round reads it
+        // again.
         self.number = None;
         Ok(false)
     }
 
-    /// Reads the taken permits and the number of permits, and sets the watch on the taken permits.
+    /// Lists and watches the taken permits, and reads the number of permits unless it is watched. Repeats this until
+    /// one round shows both.
     async fn read_permits(&mut self) -> Result<SeenPermits, WorkError> {
         let session = Arc::clone(self.entry.session());
         let mut tries = RetryLimit::LOST_ANSWERS;
@@ -261,9 +267,9 @@ impl<'a> QueueHead<'a> {
         }
     }
 
-    /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the caller must read
-    /// again, for one of three reasons. The connection was lost meanwhile, so that a lagging server may have replied. The
-    /// directory was missing. Or the hand-off is not confirmed.
+    /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the caller
+    /// must read again, for one of three reasons. The connection was lost meanwhile, so that a lagging server may have
+    /// replied. The directory of the permits was missing. Or the hand-off is not confirmed.
     async fn try_read(
         &mut self,
         session: &Arc<dyn Session>,
@@ -306,8 +312,9 @@ impl<'a> QueueHead<'a> {
     ///
     /// - Without `queue`, a permit of the predecessor among `names` proves the signal, because only the head takes
     ///   permits. If there is none, the next read lists the queue, too.
-    /// - With `queue`, the ensemble's leader is asked whether the contenders up to the predecessor exist. If one of
-    ///   them exists, the signal is forged, and this contender loses its place.
+    /// - With `queue`, the ensemble's leader is asked whether those contenders in it exist whose numbers are not above
+    ///   the predecessor's. If one of them exists, the signal is forged: this contender is lost, and this method fails.
+    ///   If none exists, but `queue` shows some, the permits must be read again.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
@@ -326,8 +333,8 @@ impl<'a> QueueHead<'a> {
         Ok(shown.is_empty())
     }
 
-    /// Stores the holders in `queue_view`, and waits until a permit may have been released since the read `now`, or the number
-    /// of permits may have changed.
+    /// Stores the holders in `queue_view`, if there is one. Then waits until a permit may have been released since the
+    /// read `now`, or the number of permits may have changed.
     async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), WorkError> {
         let (session, path, me) = (self.entry.session(), self.state.config.user_path(), &*self.entry.node_name());
         if let Some(view) = queue_view {
@@ -351,8 +358,8 @@ impl<'a> QueueHead<'a> {
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
-            // After the end of the session this future is never ready. The caller, which awaits the loss of our node at the
-            // same time, ends the acquisition.
+            // If the session has ended, this wait never ends. The caller, which awaits the loss of our node at the same
+            // time, ends the acquisition.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.until_check_fails(&mut recheck, checks) => {
@@ -370,7 +377,8 @@ impl<'a> QueueHead<'a> {
     }
 }
 
-/// Creates the directory of the permits as a persistent node, like the semaphore's own node.
+/// Creates the directory of the permits as a persistent node, like the semaphore's own node. If the leader has the
+/// directory already, may wait for this client's server or change servers.
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),

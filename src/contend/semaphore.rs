@@ -1,13 +1,13 @@
-//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path is
-//! known to have no lock.
+//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path
+//! is known to have no lock.
 //!
-//! One path cannot be both a lock and a semaphore. Each side writes before it reads. A contender of the lock creates its node,
-//! and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the lock's nodes.
-//! If both start at the same time, at least one side sees the other.
+//! One path cannot be both a lock and a semaphore. Each side writes before it reads. A contender of the lock creates
+//! its node, and then reads whether the path has a number of permits. A semaphore writes its number, and then lists the
+//! lock's nodes. If both start at the same time, at least one side sees the other.
 //!
-//! An empty node may belong to a lock that nobody uses now. So a semaphore's node is never empty: it is created together with
-//! its number. The number is written to an existing empty node only if that node is known to be a semaphore's, or if the user
-//! allows it.
+//! An empty node may belong to a lock that nobody uses now. So a semaphore's node is never created empty: it is created
+//! together with its number. The number is written to an existing empty node only if that node is known to be a
+//! semaphore's, or if the user allows it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,14 +29,15 @@ use crate::session::retry;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The name of the operation in errors.
+/// The words for an acquisition of permits in errors.
 pub(crate) const TAKE: &str = "take a permit of";
 
-/// How often, at most, the create of the semaphore's node is tried, if its parents are deleted meanwhile.
+/// How often, at most, `commit_writes` sends its transaction, for example because the parents of the semaphore's node
+/// are deleted again and again.
 const CREATES: u32 = 64;
 
-/// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this path
-/// causes an error. A contender that is about to leave is gone by then.
+/// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this
+/// path causes an error. A contender that is about to leave is usually gone by then.
 const LISTINGS: u32 = 4;
 const LISTING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,9 +48,9 @@ pub struct SemaphoreState {
     pub(crate) number: Mutex<KnownPermitNumber>,
     /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
-    /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock that
-    /// comes after that listing finds the number of permits, and leaves. Set to `false` again when this handle finds no
-    /// number, because somebody has deleted it.
+    /// Whether a listing after the write of the number of permits showed no lock at the path. A contender of a lock
+    /// that comes after that listing finds the number of permits, and leaves. Set to `false` again before this handle
+    /// writes a number that is missing.
     pub(crate) has_no_lock: AtomicBool,
     /// Whether the user allows a number of permits in an empty node that exists already.
     pub(crate) at_existing_node: bool,
@@ -57,8 +58,8 @@ pub struct SemaphoreState {
 
 impl SemaphoreState {
     /// Fails if contenders of a lock are at the path. `children` is a listing of the path, if the caller has one. A
-    /// contender of a lock leaves as soon as it finds a semaphore. So this method fails only if several listings show a
-    /// contender's node.
+    /// contender of a lock leaves as soon as it finds a semaphore. So this method fails only if each of [`LISTINGS`]
+    /// listings shows a contender's node.
     async fn fail_if_lock_present(
         &self,
         session: &Arc<dyn Session>,
@@ -81,8 +82,8 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Fails if contenders of a lock are at the path. Must be called after the number of permits was written. Once a listing
-    /// has shown no lock, later calls send no listing.
+    /// Fails if contenders of a lock are at the path. Must be called after the number of permits was written. Once a
+    /// listing has shown no lock, later calls send no listing, as long as `has_no_lock` stays set.
     pub(crate) async fn ensure_no_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -95,8 +96,8 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Checks the rights of other clients, if this client refuses wide ACLs. Fails if an ACL lets other clients change
-    /// the number of permits or take permits.
+    /// If this client refuses ACLs that are wider than its own, fails if the ACL of the semaphore's node or of the
+    /// permits' directory is wider. Such an ACL could let other clients change the number of permits or take permits.
     pub(crate) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         for node in [self.config.user_path(), &self.taken] {
             match retry::check_rights(session, node).await {
@@ -120,7 +121,7 @@ impl SemaphoreState {
     }
 
     /// Returns the error of an acquisition in the queue that ended with `why`. If a request has failed, and the
-    /// contender's node is lost, returns the loss instead of the failure.
+    /// contender's node is lost, returns the error of the loss instead.
     pub(crate) fn take_error(&self, entry: &Contender, why: WorkError) -> Error {
         match why {
             WorkError::Refused(error) => error,
@@ -144,7 +145,8 @@ pub(crate) enum KnownPermitNumber {
 }
 
 impl SemaphoreState {
-    /// Returns the number of permits that the handle knows. The handle writes this number if the ensemble has none.
+    /// Returns the number of permits that the handle knows, if there is one. The handle writes this number if the
+    /// ensemble has none.
     pub(crate) fn known_number(&self) -> Option<u32> {
         match *self.number.lock() {
             KnownPermitNumber::Unknown => None,
@@ -155,7 +157,7 @@ impl SemaphoreState {
     /// Stores the ensemble's number of permits. From now on the handle uses this number.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the user gave another number, and this is the handle's first read.
+    /// [`Error::Permits`] if the user gave another number, and the handle has stored no number of the ensemble yet.
     pub(crate) fn record_number(&self, number: u32) -> Result<(), Error> {
         let mut known = self.number.lock();
         match *known {
@@ -169,9 +171,9 @@ impl SemaphoreState {
         }
     }
 
-    /// Fails if the request is for no permits, or for more than the number of permits that the user gave. Returns
-    /// whether the caller must read the ensemble's number before it enters the queue, because the ensemble may have
-    /// fewer permits than requested.
+    /// Fails if the request is for no permits, or for more than the user gave, unless the ensemble's number is known.
+    /// Returns whether the caller must read the ensemble's number before it enters the queue, because the ensemble may
+    /// have fewer permits than requested.
     pub(crate) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
@@ -197,13 +199,14 @@ pub(crate) enum TwinContent {
 impl SemaphoreState {
     /// Returns the number of permits in the semaphore's node, and the node's version. `node` is a read of the
     /// semaphore's node. If the node has no number, writes the number that this handle knows. If the node is missing,
-    /// `maker` creates it, together with the number.
+    /// and there is a `maker`, creates the node together with the number, and records this in `maker`.
     ///
     /// # Errors
     /// - [`Failure::NoNode`]: the node is missing, and there is no `maker`.
     /// - [`PermitsError::Vanished`]: the node has no number, and the copy in the twin node is not the number that this
     ///   handle knows. So the number was deleted.
     /// - [`PermitsError::Unset`]: the node has no number, and this handle knows none.
+    /// - [`PermitsError::Doubtful`]: the node has data that are no number.
     /// - The errors of [`SemaphoreState::record_number`] and [`SemaphoreState::write_number`].
     pub(crate) async fn read_or_write_number(
         &self,
@@ -244,9 +247,10 @@ impl SemaphoreState {
         }
     }
 
-    /// Writes the number of permits to the semaphore's node, or creates the node with this number. `node` is the caller's
-    /// read of the node. Returns the new version of the node, or `None` if another client, or an earlier try of ours, has
-    /// changed the node or its twin. Fails if the node must not get a number.
+    /// Writes the number of permits to the semaphore's node, or creates the node with this number. `node` is the
+    /// caller's read of the node. `twin` is a read of the twin node. Returns the new version of the node, or `None` if
+    /// the nodes to be written are no longer as the caller read them, because another client or an earlier try of ours
+    /// has changed them. Fails if the node must not get a number.
     pub(crate) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
@@ -280,8 +284,8 @@ impl SemaphoreState {
                     self.fail_if_other_use(session, twin).await?;
                 }
                 let mut writes = vec![Operation::Set { path, data, version: Some(stat.version) }, second];
-                // The node may be a container, which no answer of a server shows. Servers delete a container without a child,
-                // and the number with it. So the directory of the permits is created as a child.
+                // The node may be a container, which no answer of a server shows. Servers delete a container without a
+                // child, and the number with it. So the directory of the permits is created as a child.
                 if retry::data(session, &self.taken, false).await?.is_none() {
                     let (path, data) = (self.taken.to_string(), Vec::new());
                     writes.push(Operation::Create { path, data, kind: Kind::Persistent });
@@ -297,12 +301,13 @@ impl SemaphoreState {
     }
 
     /// Carries out these writes in one transaction. The first of them writes the semaphore's node, or creates it with
-    /// its number, so that no client sees a new node without a number. Before that, creates the missing parents of a
-    /// new node. `maker` records each node that was created. Returns `false` if another client has changed, created or
-    /// deleted one of the nodes.
+    /// its number, so that no client sees a new node without a number. If the parents of a new node are missing,
+    /// creates them first. Records each created node in `maker`, if there is one. Returns `false` if one of the nodes
+    /// is not as the writes expect, because another client or an earlier try of ours has changed, created or deleted
+    /// it.
     ///
-    /// If a server refuses one of the other writes, leaves that write out. An operator may have given this client no
-    /// right beside the semaphore's node, and the semaphore works without the copy in the twin node.
+    /// If a server refuses one of the other writes, leaves that write out. This client may have no right to create the
+    /// twin node beside the semaphore's node, and the semaphore works without the copy in the twin node.
     async fn commit_writes(
         &self,
         session: &Arc<dyn Session>,
@@ -332,8 +337,9 @@ impl SemaphoreState {
         Err(Failure::NoNode.into())
     }
 
-    /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. If the twin has a
-    /// number, the node is known to be a semaphore's, and its number was deleted.
+    /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. Does not
+    /// fail if the twin has a number, which shows that the node is a semaphore's. A node without signs of another use
+    /// is accepted only if the user allows this.
     async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: TwinContent) -> Result<(), WorkError> {
         if matches!(twin, TwinContent::Number(_)) {
             return Ok(());
@@ -350,8 +356,8 @@ impl SemaphoreState {
         Err(self.permits_error(reason).into())
     }
 
-    /// Fails if the path is the path of a lock under which a job runs [once in a while](crate::Acquire::once_in). Such
-    /// a job has a record of its last success in a node beside the path, and a copy of the record in the twin of that
+    /// Fails if there is a record of a job that ran [once in a while](crate::Acquire::once_in) under a lock at this
+    /// path. The record of the job's last success is in a node beside the path, and a copy of it in the twin of that
     /// node.
     async fn fail_if_job_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         let record = metadata::record_path(self.config.user_path());
@@ -364,7 +370,8 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
+    /// Returns the number of permits in the data of the semaphore's node. `None` if the data are empty. Fails if the
+    /// data are anything else.
     pub(crate) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let not_a_number = |what: String| self.doubtful_error(format!("its data {what:?} is no number of permits"));
         permits::decode(data).map_err(not_a_number)
@@ -378,7 +385,8 @@ impl SemaphoreState {
     }
 
     /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
-    /// first disagreement may be due to a change at that moment. After each later one, connects to another server, or waits.
+    /// first disagreement may be due to a change at that moment. After each later one, connects to another server if
+    /// the two still disagree, and otherwise waits for a session timeout.
     pub(crate) async fn pause_after_disagreement(
         session: &Arc<dyn Session>,
         path: &str,
@@ -387,7 +395,7 @@ impl SemaphoreState {
     ) -> Result<(), Failure> {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_differing_server(session, path, version).await? {
-            // If the session ends meanwhile, the caller's next request fails.
+            // The end of the session also ends the wait. The caller's next request then fails.
             retry::within(session.until_over().map(drop), session.sleep(session.timeout())).await;
         }
         Ok(())
@@ -400,15 +408,15 @@ mod tests {
     use crate::memory::client::Memory;
     use crate::recipes::semaphore::Semaphore;
 
-    /// Returns the state of a handle that was opened with this number of permits.
+    /// Returns the state of a handle that was built with this number of permits, or with none.
     fn opened(given: Option<u32>) -> Arc<SemaphoreState> {
         let builder = Semaphore::builder(&Memory::new(), "/s");
         let builder = given.into_iter().fold(builder, |builder, number| builder.permits(number));
         builder.build().expect("valid").state
     }
 
-    /// Returns whether a request for `wanted` permits must read the ensemble's number first. Fails with the known number of
-    /// permits if the request is for more.
+    /// Returns whether a request for `wanted` permits must read the ensemble's number first. Fails with the known
+    /// number of permits if the request is for more.
     fn check(limit: &SemaphoreState, wanted: u32) -> Result<bool, u32> {
         limit.check_count(wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {

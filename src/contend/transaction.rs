@@ -1,5 +1,5 @@
-//! Transactions that are committed only while locks are held, and the search for the outcome of a transaction whose reply was
-//! lost.
+//! Transactions that are committed only while locks are held, and the search for the outcome of a transaction whose
+//! reply was lost.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 /// Made by [`Hold::transaction`](crate::Hold::transaction), and by
 /// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
 /// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection does not depend on
-/// any clock, because the ensemble orders the transaction and the requests of every other contender.
+/// any clock, because the ensemble puts the transaction and the requests of all contenders in one order.
 ///
 /// # Examples
 ///
@@ -39,7 +39,8 @@ use crate::validation::{self, REQUEST_LIMIT};
 pub struct Transaction<'guard> {
     /// The locks of the transaction. The last one was granted last, and its session sends the transaction.
     locks: Vec<&'guard Contender>,
-    /// Whether the locks are those of a [`MultiGuard`](crate::MultiGuard). If so, errors name the lock.
+    /// Whether the locks are those of a [`MultiGuard`](crate::MultiGuard). If so, the error of a lost lock names that
+    /// lock.
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
@@ -58,7 +59,7 @@ impl<'guard> Transaction<'guard> {
         self.push(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: None })
     }
 
-    /// Sets a node's data, if the node has this version.
+    /// Sets a node's data. Fails the transaction unless the node has this version.
     pub fn set_version(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>, version: i32) -> Self {
         self.push(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: Some(version) })
     }
@@ -68,8 +69,8 @@ impl<'guard> Transaction<'guard> {
         self.push(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
-    /// Creates a node that is deleted when this process's session ends. Do not create thousands of such nodes. If their paths
-    /// together are longer than the servers' `jute.maxbuffer`, the ensemble may not start again
+    /// Creates an ephemeral node, which is deleted when the session of the lock ends. Do not create thousands of such
+    /// nodes. If their paths together are longer than the servers' `jute.maxbuffer`, the ensemble may not start again
     /// ([ZOOKEEPER-4306](https://issues.apache.org/jira/browse/ZOOKEEPER-4306)).
     pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
         self.push(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
@@ -80,7 +81,7 @@ impl<'guard> Transaction<'guard> {
         self.push(Operation::Delete { path: path.as_ref().to_owned(), version: None })
     }
 
-    /// Deletes a node, if the node has this version.
+    /// Deletes a node, which must not have children. Fails the transaction unless the node has this version.
     pub fn delete_version(self, path: impl AsRef<str>, version: i32) -> Self {
         self.push(Operation::Delete { path: path.as_ref().to_owned(), version: Some(version) })
     }
@@ -114,38 +115,39 @@ impl<'guard> Transaction<'guard> {
         self
     }
 
-    /// Commits all operations if the lock is still held. Returns the outcome of each operation, in the order in which they were
-    /// added.
+    /// Commits all operations if the lock is still held. Returns the outcome of each operation, in the order in which
+    /// they were added.
     ///
     /// A commit without operations asks the ensemble whether the lock is still held, and changes nothing.
     ///
-    /// If the lock is lost before the answer comes, the answer is still returned, because the ensemble carried out the
-    /// operations while the lock was held.
+    /// If the lock is lost after the ensemble has carried out the operations and before the answer comes, the answer is
+    /// still returned, because the lock was held when the operations took effect.
     ///
     /// # Lost answers
-    /// If the connection breaks before the answer comes, the library looks for evidence of the outcome on the next connection:
+    /// If the connection breaks before the answer comes, the library looks for evidence of the outcome on the next
+    /// connection. Only nodes that the transaction changes once are evidence:
     /// - A transaction of checks alone is sent again.
-    /// - If a node that the transaction changes is unchanged, nothing was done, and the transaction is sent again. This works
-    ///   for a node that existed before and whose version is given ([`set_version`](Self::set_version),
-    ///   [`delete_version`](Self::delete_version)), and for a node that the transaction creates or deletes.
-    /// - If all locks are write locks, and a node has the next version and the data that the transaction sets, or was created
-    ///   as the transaction creates it, everything was done.
+    /// - If a node that the transaction changes is unchanged, nothing was done, and the transaction is sent again. This
+    ///   works for a node that existed before, if the transaction deletes the node, or sets its data with a version
+    ///   ([`set_version`](Self::set_version)).
+    /// - If all locks are write locks, and a node has the next version and the data that the transaction sets, or was
+    ///   created as the transaction creates it, everything was done.
     ///
-    /// So give versions where you can. If nothing shows the outcome, for example because a client without the lock wrote to
-    /// the nodes, the result is [`Error::OutcomeUnknown`]. If that client wrote the very same data, its write counts as this
-    /// transaction's.
+    /// So give versions where you can. If nothing shows the outcome, for example because a client without the lock has
+    /// written to the nodes, the result is [`Error::OutcomeUnknown`]. If that client wrote the very same data, its
+    /// write counts as this transaction's.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction.
+    /// The transaction is sent at the first poll. Dropping the future afterwards does not cancel the transaction.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is lost, and nothing was changed.
     /// - [`Error::TransactionRefused`]: an operation could not be carried out, and nothing was changed.
-    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows
-    ///   the outcome. Either everything was done, or nothing.
-    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look like
-    ///   a release to waiters. Or the request exceeds its [limit](Self::size_limit), so that a server would close the
-    ///   connection. Nothing was sent.
+    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing
+    ///   shows the outcome. Either everything was done, or nothing.
+    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look
+    ///   like a release to waiters. Or the request exceeds its [limit](Self::size_limit), so that a server would close
+    ///   the connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit, is_sent_once } = self;
         let lost = |lock: &Contender, loss| match is_of_several {
@@ -158,7 +160,8 @@ impl<'guard> Transaction<'guard> {
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.detect_loss()?))) {
             return Err(lost(lock, loss));
         }
-        // The session of the last lock sends the transaction. A session can also check nodes that other sessions have created.
+        // The session of the last lock sends the transaction. A session can also check nodes that other sessions have
+        // created.
         let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
@@ -234,8 +237,8 @@ fn check_target(path: &str, directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// How often, at most, a transaction is sent. There is a limit, because a server closes the connection whenever it gets a
-/// transaction that is too large, and the reply is then lost every time.
+/// How often, at most, a transaction is sent. There is a limit, because a server closes the connection whenever it gets
+/// a transaction that is too large, and the reply is then lost every time.
 pub(crate) const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
@@ -244,7 +247,7 @@ struct OutcomeSearch<'a> {
     session: &'a Arc<dyn Session>,
     /// The checks of the locks' nodes, followed by the caller's operations.
     operations: &'a [Operation],
-    /// The newest zxid that was known before the transaction was sent. A later change has a greater zxid.
+    /// The newest zxid that this client knew before it sent the transaction. A later change has a greater zxid.
     newest: i64,
     is_sent_once: bool,
 }
@@ -260,8 +263,9 @@ pub(crate) enum TransactionFate {
 
 impl<'a> OutcomeSearch<'a> {
     /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next
-    /// connection, and sends the transaction again if it was certainly not carried out. If a lock is lost during the
-    /// search, returns `Failure::Unknown`.
+    /// connection, and sends the transaction again, a limited number of times, if it was certainly not carried out.
+    /// With `is_sent_once`, does neither. If the search finds nothing, or a lock is lost during the search, returns
+    /// `Failure::Unknown`.
     async fn send_and_find_outcome(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_created_node();
@@ -272,8 +276,8 @@ impl<'a> OutcomeSearch<'a> {
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.until_lost())));
         let find_out = async {
             let (mut answer, mut tries) = (answer.clone(), 1);
-            // The nodes are also read after a refusal of a retry, because an earlier try may have been carried out late, and
-            // may be the cause of the refusal.
+            // The nodes are also read after a refusal of a retry, because an earlier try may have been carried out
+            // late, and may be the cause of the refusal.
             while let Err(failure) = &answer {
                 let (is_unknown, nodes) = (matches!(failure, Failure::Unknown(_)), self.read_nodes().await?);
                 match self.fate(&nodes) {
@@ -292,11 +296,12 @@ impl<'a> OutcomeSearch<'a> {
         found.await.ok().flatten().unwrap_or(answer)
     }
 
-    /// Sends a read of a node that the transaction creates, right after the transaction, and drops the reply. The reply
-    /// contains the zxid of the create, which the reply to the transaction lacks, and the session records the zxid as
-    /// its newest. Without the read, `newest` of the next transaction could be lower than that zxid. If the reply to
-    /// the next transaction were lost, [`fate_of`] would then take the node for a newer one.
-    /// [`Transaction::commit_without_retry`] sends no such read.
+    /// Sends a read of one node that the transaction creates and does not change otherwise, right after the
+    /// transaction. Nobody awaits the reply, but the session still receives it. The reply contains the zxid of the
+    /// create, which the reply to the transaction lacks, and the session records the zxid as its newest. Without the
+    /// read, `newest` of the next transaction could be lower than that zxid. If the reply to the next transaction were
+    /// lost, [`fate_of`] would then take the node for a newer one. [`Transaction::commit_without_retry`] sends no such
+    /// read.
     fn read_created_node(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
@@ -351,7 +356,8 @@ impl<'a> OutcomeSearch<'a> {
         }
     }
 
-    /// Returns the outcomes of a transaction that was carried out. `None` if the new version of a node is not known.
+    /// Returns the outcomes of a transaction that was carried out. `None` if `nodes` do not show the new version of a
+    /// node that the transaction set.
     fn outcomes(&self, nodes: &Contents) -> Option<Result<Vec<Outcome>, Failure>> {
         let mut nodes = nodes.iter();
         let outcome = |operation: &Operation| {
@@ -374,7 +380,8 @@ impl<'a> OutcomeSearch<'a> {
 }
 
 /// Returns what one node shows about the outcome of a transaction. `operation` is the only operation on that node.
-/// `newest` is the newest zxid that was known before the transaction was sent.
+/// `newest` is the newest zxid that was known before the transaction was sent, and `session` the id of the session that
+/// sent it. `is_alone` says that no other client can hold any of the transaction's locks.
 fn fate_of(
     operation: &Operation,
     node: Option<&(Vec<u8>, Stat)>,

@@ -1,4 +1,5 @@
-//! The wait of a contender for its turn. The state machine [`Waiter`] decides the steps, and this module sends the requests.
+//! The wait of a contender for its turn. The state machine [`Waiter`] decides the steps, and this module sends the
+//! requests.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::session::retry::{self, RetryLimit, spawn_awaited};
 use crate::session::watch::log_cannot_watch;
 use crate::telemetry::meter;
 
-/// The wait of an acquisition, from the create of its node until the grant.
+/// The wait of an acquisition, from the create of its node until it is granted or fails.
 pub(crate) struct PendingAcquisition<'a> {
     pub(crate) config: &'a LockConfig,
     pub(crate) permits: Option<&'a PermitRequest>,
@@ -30,12 +31,13 @@ pub(crate) struct PendingAcquisition<'a> {
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
     pub(crate) entry: &'a Contender,
-    /// Stores each listing after which the contender waits. `None` if the listings are not needed.
+    /// Where each listing after which the contender waits is stored. `None` if neither a timeout error nor a listener
+    /// needs the listings.
     pub(crate) view: Option<&'a QueueView>,
     /// Decides the next step of the wait.
     pub(crate) waiter: Waiter<Arc<NodeName>>,
-    /// When a warning about the acquisition is due. `None` if there is to be no warning, or if the acquisition is in the list
-    /// [`WaitWarnings`](crate::contend::warnings::WaitWarnings) already.
+    /// When a warning about the acquisition is due. `None` if there is to be no further warning, or if the acquisition
+    /// is in the list [`WaitWarnings`](crate::contend::warnings::WaitWarnings) already.
     pub(crate) warn_at: Option<Instant>,
     pub(crate) registered: Option<WarningRegistration>,
     /// Counts the listings of the server that lacked our node although the leader had it.
@@ -43,13 +45,15 @@ pub(crate) struct PendingAcquisition<'a> {
 }
 
 impl PendingAcquisition<'_> {
-    /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come. `first` is the reply to the
-    /// listing that was sent with the create, or `None` if the reply to the create was lost.
+    /// Carries out the decisions of [`Waiter`](crate::queue::turn::Waiter) until our turn has come. `first` is the
+    /// reply to the listing that was sent right after the create, or `None` if the node was found by a later listing.
+    /// `sent` is the early read of a semaphore's permits, if it was sent.
     ///
-    /// Also returns the early read of a semaphore's permits, if the listing that was sent right before it has shown our turn.
+    /// Returns how our turn came. Also returns what the early read showed, if the listing that was sent right before it
+    /// has shown our turn.
     ///
-    /// The long steps are in boxed futures of their own, because there may be thousands of waiters, and each value in this
-    /// future takes memory for each waiter.
+    /// The long steps are in boxed futures of their own, because there may be thousands of waiters, and each value in
+    /// this future takes memory for each waiter.
     pub(crate) async fn wait_for_turn(
         &mut self,
         (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyPermitRead>),
@@ -97,8 +101,8 @@ impl PendingAcquisition<'_> {
     }
 
     /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing. Removes this
-    /// contender's orphans that the listing shows. Before the first wait, fails if a value or a semaphore has this
-    /// path.
+    /// contender's orphans that the listing shows. For a lock, before the first wait, fails if a value or a semaphore
+    /// has the path of the lock.
     async fn list_and_decide(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
@@ -121,11 +125,11 @@ impl PendingAcquisition<'_> {
 
     /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether the
     /// leader contradicts the claim. If this client's server goes on contradicting the leader, connects to another
-    /// server.
+    /// server. Sends nothing if our node is known to be lost and the claim is that our node is missing.
     async fn leader_contradicts(&mut self, claim: &Claim, names: Listing) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
-            // The loss of our node is known already. So the claim that our node is missing is true.
+            // Our node is known to be lost, so the acquisition must end, and the leader need not be asked.
             Claim::Unlisted if entry.detect_loss().is_some() => Ok(false),
             Claim::Unlisted => presence::pause_if_leader_has(session, &entry.node().path(), &mut self.denials).await,
             // A server may still list a node of a deleted directory. Once a node of the new directory gets the same
@@ -141,7 +145,8 @@ impl PendingAcquisition<'_> {
         differs.map_err(|failure| config.acquisition_error(failure))
     }
 
-    /// Returns the error of a contender that must not wait. `names` is the listing that shows the contenders ahead.
+    /// Returns the error of a contender that would have to wait and must not. `names` is the listing that shows the
+    /// contenders ahead.
     async fn would_block_error(&self, names: Listing) -> Error {
         let (session, me, paths) = (self.entry.session(), self.entry.node_name(), &self.config.paths);
         Error::WouldBlock { blockers: paths.read_blockers(session, &names, &me).await }
@@ -160,7 +165,8 @@ impl PendingAcquisition<'_> {
         view.record(session, me, seen);
     }
 
-    /// Registers the acquisition for a warning when it begins to wait.
+    /// Registers the acquisition for a warning about a long wait, unless it is registered already, or `warn_at` was
+    /// `None` from the beginning.
     pub(crate) fn register_for_warning(&mut self) {
         let Some(due) = self.warn_at.take() else { return };
         let (node, session) = self.entry.node_and_session();
@@ -170,22 +176,23 @@ impl PendingAcquisition<'_> {
             Some(self.config.warnings.register(due, WarningEntry { session, node, label, span, permits }));
     }
 
-    /// Returns the error of a contender whose node is lost.
+    /// Returns the error of a contender whose node is lost, or is not in the queue.
     fn evicted_error(&self) -> Error {
         self.config.evicted_error(self.entry.detect_loss().unwrap_or(Loss::Removed))
     }
 
-    /// Watches our own node and the predecessor's node. If `asks`, also [requests](request_kept_nodes) that kept nodes
-    /// in the directory be given up. Sends all requests before the first reply is awaited. Returns the watch on the
-    /// predecessor's node.
+    /// Watches the predecessor's node and, unless it is watched already, our own node. If `asks`, also
+    /// [requests](request_kept_nodes) that kept nodes in the directory be given up. Sends both requests for watches
+    /// before it awaits the first reply. Returns the watch on the predecessor's node. If only our own node cannot be
+    /// watched, logs this.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
-    /// later release by the predecessor. The predecessor's watch is armed before the request about kept nodes, so that the
-    /// watch fires if the predecessor's node is given up.
+    /// later release by the predecessor. The predecessor's watch is armed before the request about kept nodes, so that
+    /// the watch fires if the predecessor's node is given up.
     async fn arm_watches(&self, predecessor: &str, asks: bool, directory: Option<Stat>) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
-        // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the watch
-        // must be stored even then.
+        // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the
+        // watch must be stored even then.
         let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
         let watch = session.watch(&self.entry.child_path(predecessor));
         if asks {
@@ -193,8 +200,8 @@ impl PendingAcquisition<'_> {
             node.change(|it| it.state.asked_itself = true);
             request_kept_nodes(&config.directory, &config.has_warned_of_ask, session, directory);
         }
-        // The reply about the predecessor's watch comes last. Awaiting the later reply first wakes the task once instead of
-        // twice.
+        // The reply about the predecessor's watch comes last. Awaiting the later reply first wakes the task once
+        // instead of twice.
         let watch = watch.await;
         if let Some(own) = own {
             match own.await {
@@ -206,8 +213,8 @@ impl PendingAcquisition<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes or is deleted. `watch` says how to
-    /// [arm](PendingAcquisition::arm_watches) the watch on the node. With `None` there is no watch, and only the
+    /// Waits until the predecessor's node changes, is deleted or turns out to be missing. `watch` has the last two
+    /// arguments of [`arm_watches`](PendingAcquisition::arm_watches). With `None` there is no watch. In both cases the
     /// ensemble's leader is asked now and then.
     async fn until_departure(
         &self,
@@ -223,18 +230,19 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Arms the watch on the predecessor's node, and waits for its event.
+    /// Arms the watch on the predecessor's node, and waits for its event. Returns [`Departure::Missing`] if the server
+    /// says that the node does not exist.
     async fn await_event(
         &self,
         predecessor: &Arc<str>,
         mut asks: bool,
         directory: Option<Box<Stat>>,
     ) -> Result<Departure, Error> {
-        // If a reply is lost, the watches are requested again. The request about kept nodes is not, because a separate task
-        // repeats it.
+        // If a reply is lost, the watches are requested again. The request about kept nodes is not, because a separate
+        // task repeats it.
         let arm = || self.arm_watches(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
-        // The future is boxed, because the future that arms the watch is larger than the watch, and thousands of
-        // waiters await their watches.
+        // The future that arms the watch is boxed, because it is larger than the watch itself, and thousands of waiters
+        // spend most of their time awaiting the event of their watches.
         let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {
             Ok(watch) => watch,
             Err(Failure::NoNode) => return Ok(Departure::Missing),
@@ -243,14 +251,15 @@ impl PendingAcquisition<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted | Event::LookAgain => Departure::ListAgain,
-            // After the end of the session this future is never ready. The caller, which awaits the loss of our node at the
-            // same time, ends the acquisition.
+            // If the session has ended, this wait never ends. The caller, which awaits the loss of our node at the same
+            // time, ends the acquisition.
             Event::Over => std::future::pending().await,
         })
     }
 
-    /// Checks our node and the predecessor's node at the ensemble's leader now and then, until one of the two is gone. The
-    /// checks find a deletion whose event was lost. The first check is sent at once if the predecessor's node is not watched.
+    /// Checks our node and the predecessor's node at the ensemble's leader now and then, until one of the two is gone.
+    /// Fails if our node is gone. The checks find a deletion whose event was lost. The first check is sent at once if
+    /// the predecessor's node is not watched.
     async fn check_in_intervals(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<Departure, Error> {
         let (mut recheck, mut is_due) = (Recheck::new(self.entry.session()), !is_watched);
         loop {
@@ -264,8 +273,9 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Checks our node and the predecessor's node at the ensemble's leader once. Returns whether the predecessor's node is
-    /// gone. If this client's server still lists that node, connects to another server.
+    /// Checks our node and the predecessor's node at the ensemble's leader once. Returns whether the predecessor's node
+    /// is surely gone. If so, and if this client's server still lists that node, connects to another server. Fails if
+    /// our node is gone.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
         let (entry, config) = (self.entry, self.config);
         let failing = entry.failed_checks(vec![check_operation(entry.child_path(predecessor), None)]).await;

@@ -1,4 +1,4 @@
-//! WaitWarnings about slow acquisitions.
+//! Warnings about acquisitions that wait for long.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -21,15 +21,15 @@ use crate::telemetry::log::{UserSpan, emit};
 /// The default time after which a warning about a waiting acquisition is logged.
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
-/// The shortest time between two warnings of one background task.
+/// The shortest pause between two warnings of one background task.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest time for the reads that find the contenders which block an acquisition. After this time, the warning is
 /// logged without names. An acquisition whose turn has come gets the same time before it is reported as not polled.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
-/// The waiting acquisitions of one lock handle that have no warning yet. One background task logs the warnings about all of
-/// them.
+/// The waiting acquisitions of one lock handle and its clones for which the time of the warning has not come yet. One
+/// background task logs the warnings.
 pub(crate) struct WaitWarnings {
     coordinator: Arc<dyn Coordinator>,
     paths: LockPaths,
@@ -67,11 +67,11 @@ impl WaitWarnings {
         Arc::new(WaitWarnings { coordinator, paths, after, table })
     }
 
-    /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs. Dropping the
-    /// returned value removes the acquisition.
+    /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs.
+    /// Dropping the returned value removes the acquisition.
     ///
-    /// A background task logs the warning, because the acquisition's own future may not be polled any more. Such an
-    /// acquisition blocks all contenders behind it once its turn has come, so its warning matters most.
+    /// A background task logs the warning, because the acquisition's own future may not be polled any more. Once the
+    /// turn of such an acquisition has come, it can block all contenders behind it, so its warning matters most.
     pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> WarningRegistration {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();
@@ -89,8 +89,8 @@ impl WaitWarnings {
         WarningRegistration { warnings: Arc::clone(self), key }
     }
 
-    /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task, and
-    /// returns `None`.
+    /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task,
+    /// and returns `None`.
     fn time_until_next(&self) -> Option<Duration> {
         let mut table = self.table.lock();
         let next = table.waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
@@ -98,8 +98,8 @@ impl WaitWarnings {
         next
     }
 
-    /// Removes the acquisitions whose warning is due. Of those that still wait, returns the one that has waited longest, and
-    /// the number of the others. `None` if none still waits.
+    /// Removes the acquisitions whose warning is due. Of those that still wait, returns the one that has waited
+    /// longest, and the number of the others. `None` if none still waits.
     fn take_due(&self) -> Option<(WarningEntry, usize)> {
         let mut table = self.table.lock();
         let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
@@ -115,7 +115,8 @@ impl WaitWarnings {
         emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
 
-    /// Warns about one slow acquisition. `others` is the number of other slow acquisitions, which get no warning of their own.
+    /// Warns about one slow acquisition, unless it has stopped waiting meanwhile. `others` is the number of other slow
+    /// acquisitions, which get no warning of their own.
     async fn read_blockers_and_warn(&self, waiter: WarningEntry, others: usize) {
         let WarningEntry { session, node, label, permits, .. } = &waiter;
         let me = &node.node_name();
@@ -148,7 +149,7 @@ impl WaitWarnings {
     }
 }
 
-/// An acquisition in the list of [`WaitWarnings`].
+/// An acquisition in the list of [`WaitWarnings`]. Dropping this value removes the acquisition from the list.
 pub(crate) struct WarningRegistration {
     warnings: Arc<WaitWarnings>,
     key: (Instant, u64),
@@ -168,7 +169,8 @@ impl WarningEntry {
     }
 }
 
-/// Warns about the slow acquisitions of one lock handle. Ends when there is no acquisition to warn of.
+/// Warns about the slow acquisitions of one lock handle. Ends when no acquisition waits for its warning, when the
+/// handle is gone, or when timers no longer work.
 async fn warn_of_slow(warnings: Weak<WaitWarnings>) -> Option<()> {
     // While the task sleeps, it has only a weak pointer to `WaitWarnings`. If a timer ends too early, its runtime has
     // shut down, so the task ends, too.

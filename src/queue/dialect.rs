@@ -47,28 +47,29 @@ use crate::queue::mode::{self, Mode, Place};
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
 /// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
-/// [kept](crate::RwLockBuilder::keep) node join that node. The next contender that queues up lists the queue, and fails.
+/// [kept](crate::RwLockBuilder::keep) node join that node. The next contender that queues up lists the queue, and
+/// fails.
 ///
-/// This library refuses only contenders that it can recognize by their nodes' names. kazoo's plain `Lock` has the names of its
-/// `WriteLock` but does not wait for readers. So if there are readers, give `Lock` the argument
-/// `extra_lock_patterns=["__rlock__"]`. zookeeper-client's `Client::lock` with a filter waits only for the nodes that the
-/// filter lets through. A holder of another library learns late, or not at all, that it has lost its session or its
+/// This library refuses only contenders that it can recognize by their nodes' names. kazoo's plain `Lock` has the names
+/// of its `WriteLock` but does not wait for readers. So if there are readers, give `Lock` the argument
+/// `extra_lock_patterns=["__rlock__"]`. zookeeper-client's `Client::lock` with a filter waits only for the nodes that
+/// the filter lets through. A holder of another library learns late, or not at all, that it has lost its session or its
 /// node. The [token](crate::Hold::fencing_token) protects against such a holder. The token of another library's holder
 /// is the `czxid` of its node, in the same order as ours.
 ///
 /// # What else differs from the native dialect
 /// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
-///   writer hands over to the next contender. So a writer's release is a plain delete, and the next contender has to list the
-///   queue. A change of a node's data only makes a waiter list again, so a `Revoker`'s request has no effect: use
-///   [`contended`](crate::Hold::contended).
-/// - **Downgrade** works in place: readers and writers of each library treat the holder's new node as a reader's. A thread
-///   of Curator that reads under its own write lock has two nodes of one number. Other readers wait for the thread's write
-///   node, and other writers wait for both nodes of the thread.
+///   writer hands over to the next contender. So a writer's release is a plain delete, and the next contender has to
+///   list the queue. A change of a node's data only makes a waiter list again, so a `Revoker`'s request has no effect:
+///   use [`contended`](crate::Hold::contended).
+/// - **Downgrade** works in place: readers and writers of each library treat the holder's new node as a reader's. A
+///   thread of Curator that reads under its own write lock has two nodes of one number. Other readers wait for the
+///   thread's write node, and other writers wait for both nodes of the thread.
 /// - **Host and label** are in the node's data, because the names have no room for them.
-///   [`Member::host`](crate::queue::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
-///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
-/// - **Identity**: a uuid takes the place of host and id. If the reply to a create is lost, this library finds the node by
-///   the uuid.
+///   [`Member::host`](crate::queue::Member::host) is the host in the data, and may be empty. The identifier that kazoo
+///   writes is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
+/// - **Identity**: a uuid takes the place of host and id. If the reply to a create is lost, this library finds the node
+///   by the uuid.
 /// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders
 ///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop the process of
 ///   such a contender first.
@@ -82,7 +83,8 @@ use crate::queue::mode::{self, Mode, Place};
 /// - **Access**: the waiters of every library, including this one, read the node that they wait for. If an
 ///   [`acl`](crate::ZooKeeperBuilder::acl) does not let a contender read that node, the contender fails instead of
 ///   waiting.
-/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask for kept nodes.
+/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask for kept
+///   nodes.
 /// - [`MultiLock`](crate::MultiLock), guarded transactions, tokens and the detection of a loss are as in the native
 ///   dialect.
 ///
@@ -159,13 +161,15 @@ impl Dialect {
     }
 
     /// Returns a new acquisition's tag: the part of its node names before the marker of the mode. No other acquisition
-    /// has the same tag. `keeps` says whether the process may keep the node between uses.
+    /// has the same tag. `keeps` says whether the process may keep the node between uses, which only native names show.
+    /// `random` returns random numbers.
     pub(crate) fn new_tag(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
             return format!("{host}~{}{}", encode_base36(random()), if keeps { KEEP } else { "" });
         }
         let (high, low) = (random(), random());
-        // Sets the bits of the uuid's version (4) and variant (1), because Curator parses this part of a name as a uuid.
+        // Sets the bits of the uuid's version (4) and variant (1), because Curator parses this part of a name as a
+        // uuid.
         let (high, low) = ((high & !0xf000) | 0x4000, (low & (u64::MAX >> 2)) | (1 << 63));
         if self == Dialect::Kazoo {
             return format!("{high:016x}{low:016x}");
@@ -204,8 +208,8 @@ impl Dialect {
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
         let strip = |mode| before.strip_suffix(self.mode_marker(mode)).map(|tag| (tag, mode));
         match self {
-            // In this dialect, only this library makes readers. Any other name with `lock-` and a number is that of a mutex,
-            // which is a writer.
+            // In this dialect, only this library makes readers. Any other name with `lock-` and a number is that of a
+            // mutex, which is a writer.
             Dialect::CuratorMutex => {
                 strip(Mode::Read).filter(|(tag, _)| is_curator_tag(tag)).or_else(|| strip(Mode::Write))
             }
@@ -219,7 +223,8 @@ impl Dialect {
         self.split_name(name).map(|(_, place)| place)
     }
 
-    /// Returns the dialect in which a name is a contender's, if there is one.
+    /// Returns the dialect in which a name is a contender's, if there is one. A word before the number that only ends
+    /// with `lock-`, as in `block-0000000005`, does not make a name a contender's here.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -233,10 +238,10 @@ impl Dialect {
     /// Returns the dialect of a foreign child of a lock's directory. An acquisition of this dialect that lists the
     /// queue fails while the directory has a foreign child.
     ///
-    /// The child may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as `__WRIT__`, and
-    /// ends with digits that are not a sequence number behind the marker. For such a name this function returns the dialect
-    /// of the marker, which may be this dialect itself. `None` for this dialect's own contenders, and for children that are
-    /// ignored.
+    /// The child may be a contender of another dialect. Or its name has a marker of Curator or kazoo, such as
+    /// `__WRIT__`, and ends with digits that are not a sequence number behind the marker. For such a name this function
+    /// returns the dialect of the marker, which may be this dialect itself. `None` for this dialect's own contenders,
+    /// and for children that are ignored.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -246,8 +251,8 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // Every contender's name ends with at least nine digits: the server prints ten, or a minus sign and nine or ten. This
-        // quick check skips most other names.
+        // Every contender's name ends with at least nine digits: the server prints ten digits, or a minus sign and nine
+        // or ten digits. This quick check skips most other names.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split_name(name).is_some()
         {
@@ -258,9 +263,9 @@ impl Dialect {
     }
 
     /// Returns whether a name has a marker of this dialect, such as `__WRIT__`. In the native dialect, only a
-    /// contender's name counts. The marker of a mutex, `lock-`, ends common words, such as `block-`. So `lock-` does
-    /// not count after a letter or digit. But `split_name` accepts `lock-` even there, because a mutex waits for every
-    /// name that ends with `lock-` and a number.
+    /// contender's name counts. The marker of a mutex, `lock-`, is also the end of other words, such as `block-`. So
+    /// `lock-` does not count after a letter or digit. But `split_name` accepts `lock-` even there, because a mutex
+    /// waits for every name that ends with `lock-` and a number.
     fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
@@ -336,14 +341,14 @@ fn trailing_sequences(name: &str) -> [Option<(&str, i64)>; 2] {
     [positive, negative]
 }
 
-/// The end of the tag of a node that its process may keep between uses. The suffix is in the node's name, and not in its
-/// data, so that a listing alone tells a waiter whether to ask for the node.
+/// The end of the tag of a node that its process may keep between uses. The suffix is in the node's name, and not in
+/// its data, so that a listing alone tells a waiter whether to ask for the node.
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
 
-/// Returns whether a name looks like that of a node that its process may keep. This is fast, because only the end of the
-/// name is read.
+/// Returns whether a name looks like that of a node that its process may keep. This is fast, because only the end of
+/// the name is read.
 pub(crate) fn looks_kept(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
@@ -396,8 +401,8 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the first `HOST_BYTES` bytes of the machine's name, with each invalid byte replaced by `_`. Returns `localhost` if
-/// the machine has no name.
+/// Returns the first `HOST_BYTES` bytes of the machine's name, with each invalid byte replaced by `_`. Returns
+/// `localhost` if the machine has no name.
 pub(crate) fn machine_name() -> String {
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
     let fit: String = raw_machine_name().bytes().take(HOST_BYTES).map(fit).collect();

@@ -9,8 +9,8 @@ use crate::queue::metadata::{Record, clamp_to_printable};
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
 
-/// A snapshot of the queue of a lock or semaphore. Its `Display` prints a line for the path, a line for each member, and a line
-/// for the record of a job, if there is one.
+/// A snapshot of the queue of a lock or semaphore. Its `Display` prints a line for the path, a line for each member,
+/// and a line for the record of a job, if there is one.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Queue {
@@ -20,8 +20,8 @@ pub struct Queue {
     pub dialect: Dialect,
     /// All contenders, in the order of arrival. A semaphore's holders come first, in the order of their grants.
     pub members: Vec<Member>,
-    /// The last [success](crate::once::OnceGuard::done) of a job under the lock, if there is a record that this client can
-    /// read.
+    /// The last [success](crate::once::OnceGuard::done) of a job under the lock, if there is a record that this client
+    /// can read.
     pub done: Option<Record>,
     /// The number of permits of a [`Semaphore`](crate::Semaphore). `None` if this is the queue of a lock. Zero in a
     /// [`Survey`](crate::Survey) if the data of the semaphore's node are not a number, so that no permit is granted.
@@ -35,8 +35,8 @@ pub struct Member {
     /// The mode in which the member holds or awaits the lock. [`Mode::Write`] for a semaphore's member, because waiters
     /// for permits are served one by one.
     pub mode: Mode,
-    /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and for a waiter whose node
-    /// could not be read.
+    /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and for a waiter whose
+    /// node could not be read or does not have the number.
     pub permits: Option<u32>,
     /// Whether the member held the lock, waited or was stuck when the queue was listed.
     pub state: MemberState,
@@ -46,15 +46,16 @@ pub struct Member {
     pub pid: Option<u32>,
     /// The label that the member reports: what it is doing.
     pub label: Option<String>,
-    /// The id of the member's session. 0 if the member's node is not ephemeral, and so outlives the process that created
-    /// the node. `None` if the node could not be read.
+    /// The id of the member's session. 0 if the member's node is not ephemeral, and so outlives the process that
+    /// created the node. `None` if the node could not be read.
     pub session: Option<i64>,
-    /// When the member queued up, on the ensemble's clock. For a holder of permits, when the permits were granted. The
-    /// ensemble does not record when a lock was granted. `None` if the member's node could not be read.
+    /// When the member queued up, on the ensemble's clock. For a holder of permits, when the permits were granted; for
+    /// a holder that has downgraded, when it downgraded. The ensemble does not record when a lock was granted. `None`
+    /// if the member's node could not be read.
     pub since: Option<SystemTime>,
     /// The `czxid` of the member's node: the ensemble-wide number of the transaction that created the node. It is the
-    /// [fencing token](crate::Hold::fencing_token) of the holder's guard, unless the holder has downgraded. `None` if the
-    /// node could not be read.
+    /// [fencing token](crate::Hold::fencing_token) of the holder's guard, unless the holder has downgraded. `None` if
+    /// the node could not be read.
     ///
     /// No two members of a queue have the same token. [`RwLock::evict`](crate::RwLock::evict) finds the member by its
     /// token.
@@ -106,11 +107,13 @@ pub enum MemberState {
         /// `permits`: the name of the directory of the holders.
         behind: String,
     },
-    /// The member will never hold: its sequence number is negative, or the node of another contender has the same number.
+    /// The member will never hold: its sequence number is negative, or the node of another contender has the same
+    /// number.
     Stuck,
 }
 
-/// Prints the words that follow the member's name: `holds`, `waits behind` and what the member waits for, or `is stuck`.
+/// Prints the words that follow the member's name: `holds`, `waits behind` and what the member waits for, or `is
+/// stuck`.
 impl fmt::Display for MemberState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -198,8 +201,8 @@ impl fmt::Display for Member {
                 0 => Duration::from_millis(age.subsec_millis().into()),
                 seconds => Duration::from_secs(seconds),
             };
-            // `since` is when the member's node was created. The grant of a permit creates the permit's node. A contender of
-            // a lock creates its node when it queues up.
+            // `since` is when the member's node was created. The grant of a permit creates the permit's node. A
+            // contender of a lock creates its node when it queues up.
             let is_permit = self.permits.is_some() && self.state == MemberState::Holds;
             let how = if is_permit { "granted" } else { "queued" };
             write!(f, " {how} {} ago", humantime::format_duration(age))?;

@@ -1,5 +1,5 @@
-//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. This file
-//! also makes the paths of records, and of the [twins](twin_path) of persistent nodes.
+//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. This
+//! file also makes the paths of records, and of the [twins](twin_path) of persistent nodes.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -11,7 +11,8 @@ use crate::queue::node_name::NodeName;
 /// The last second before the year 10000, in seconds since 1970. A later time has no date with a year of four digits.
 pub(crate) const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Returns `at`, or the nearest time that can be printed as a date. A wrong clock may give a time that cannot be printed.
+/// Returns `at`, or the nearest time that can be printed as a date. A wrong clock may give a time that cannot be
+/// printed.
 pub(crate) fn clamp_to_printable(at: SystemTime) -> SystemTime {
     at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
 }
@@ -114,8 +115,8 @@ pub struct Record {
     pub token: Option<i64>,
 }
 
-/// Returns the path of the record of a job under this lock. The record is a sibling of the lock's directory, so it stays
-/// when the empty directory is deleted.
+/// Returns the path of the record of a job under this lock. The record is a sibling of the lock's directory, so it
+/// stays when the empty directory is deleted.
 pub(crate) fn record_path(directory: &str) -> String {
     format!("{directory}{RECORD_SUFFIX}")
 }
@@ -130,8 +131,8 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
     format!("{HEADING}1\nhost={host}\npid={pid}\ntoken={token}\n{label}").into_bytes()
 }
 
-/// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written. `None`
-/// if the data are not a record.
+/// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written.
+/// `None` if the data are not a record.
 pub fn parse_record(data: &[u8], at: SystemTime) -> Option<Record> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
@@ -172,12 +173,12 @@ const TWIN_SUFFIX: &str = ".twin";
 /// value's node was deleted.
 pub(crate) const VALUE_TWIN: &str = "value.twin";
 
-/// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the node
-/// itself is deleted by mistake.
+/// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the
+/// node itself is deleted by mistake.
 ///
 /// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an
-/// operator may delete it by mistake. Without a twin, a deleted node would look like a node that was never written. So the
-/// transaction that writes the node for the first time also creates the twin.
+/// operator may delete it by mistake. Without a twin, a deleted node would look like a node that was never written. So
+/// the transaction that writes the node for the first time also creates the twin.
 pub(crate) fn twin_path(path: &str) -> String {
     format!("{path}{TWIN_SUFFIX}")
 }

@@ -1,6 +1,6 @@
 //! The contenders of a lock, as [`RwLock::queue`](crate::RwLock::queue) and the errors of a waiter report them.
 //
-// `turn` and `permits` decide whose turn it is, from names and numbers alone, without I/O and without a clock.
+// `turn` decides whose turn it is, and `permits` whether enough permits are free, without I/O and without a clock.
 
 pub(crate) mod dialect;
 pub(crate) mod member;

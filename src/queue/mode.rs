@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// From this sequence number on, the last contender that leaves a directory deletes the directory, except in kazoo's
-/// dialect. The numbers of the next directory at this path start at zero.
+/// A contender with this sequence number or a higher one deletes the directory when it leaves, if the directory is then
+/// empty, except in kazoo's dialect. The numbers of the next directory at this path start at zero.
 pub const RESTART_FROM: i64 = 1 << 30;
 
-/// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647
-/// and gives this number to several contenders; the counter of 3.5 wraps to a negative number (ZOOKEEPER-4372).
+/// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647,
+/// so several contenders get the number 2147483647; the counter of 3.5 wraps to a negative number (ZOOKEEPER-4372).
 pub const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
 
 /// How a contender uses the lock: shared with readers, or alone.

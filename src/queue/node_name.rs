@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::queue::dialect::{self, Dialect};
 use crate::queue::mode::{Mode, Place};
 
-/// The name of a contender's node, which tells the host, the mode and the place in the queue.
+/// The name of a contender's node, which tells the mode, the place in the queue and, in the native dialect, the host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeName {
     text: String,
@@ -19,7 +19,8 @@ pub struct NodeName {
 impl NodeName {
     /// Parses the name of a contender's node in the native dialect. `None` if the name is not such a name.
     ///
-    /// The id (`k3v9x2ma` below) is optional, so that other programs which name their nodes like this can join the queue.
+    /// The id (`k3v9x2ma` below) is optional, so that other programs which name their nodes like this can join the
+    /// queue.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -33,7 +34,7 @@ impl NodeName {
         NodeName::parse_as(name, Dialect::Native)
     }
 
-    /// Parses the name of a child of a lock directory that has this dialect.
+    /// Parses the name of a contender's node in this dialect. `None` if the name is not such a name.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -49,7 +50,7 @@ impl NodeName {
         Some(NodeName::new(name.to_owned(), dialect, tag.len(), place))
     }
 
-    /// Returns a name behind all others, for a contender that has no node yet.
+    /// Returns an empty name whose sequence number is the highest, for a contender that has no node yet.
     pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> NodeName {
         NodeName::new(String::new(), dialect, 0, Place { mode, sequence: i64::MAX })
     }
@@ -89,8 +90,8 @@ impl NodeName {
         (!id.is_empty()).then_some(id)
     }
 
-    /// Returns whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. The process
-    /// gives up a node that it keeps, and does not use, as soon as another contender asks for the lock.
+    /// Returns whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. While the
+    /// process does not use the node that it keeps, it gives the node up as soon as another contender asks for this.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -112,8 +113,8 @@ impl NodeName {
         self.place.sequence
     }
 
-    /// Returns whether the two names may be nodes of one holder. A Curator thread that holds the write lock and takes the
-    /// read lock as well has two nodes, with the same sequence number.
+    /// Returns whether the two names may be those of two nodes of one holder. A Curator thread that holds the write
+    /// lock and takes the read lock as well has two nodes, with the same sequence number.
     ///
     /// ```
     /// use zk_rwlock::queue::NodeName;
@@ -132,8 +133,8 @@ impl NodeName {
         format!("{}{}{:010}", self.tag(), self.dialect.mode_marker(Mode::Read), self.sequence())
     }
 
-    /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. No two acquisitions have the
-    /// same tag, unless the tag has no id.
+    /// Returns the tag: the part of the name before the marker of the mode, such as `-WRITE-`. No two acquisitions have
+    /// the same tag, unless the tag has no id.
     pub(crate) fn tag(&self) -> &str {
         &self.text[..self.tag_len]
     }
@@ -171,15 +172,16 @@ impl Tag {
         format!("{}{}", self.text, self.dialect.mode_marker(mode))
     }
 
-    /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then, the
-    /// number is -1, and [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
+    /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then,
+    /// the number is -1, and [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
     pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
         NodeName::new(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
     }
 
-    /// Returns whether `name` is a node of this acquisition, in either mode.
+    /// Returns whether `name` is the name of a node of this acquisition, in either mode.
     pub(crate) fn is_tag_of(&self, name: &str) -> bool {
-        // The prefix is compared first, which is fast, because thousands of names may be compared with thousands of tags.
+        // The prefix is compared first, which is fast, because thousands of names may be compared with thousands of
+        // tags.
         name.starts_with(&*self.text) && self.dialect.split_name(name).is_some_and(|(tag, _)| *tag == *self.text)
     }
 }

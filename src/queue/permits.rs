@@ -1,4 +1,4 @@
-//! The names of permit nodes, and the rule that decides whether a semaphore has enough free permits.
+//! The names of permit nodes, and the rule that decides whether a semaphore has enough free permits for a request.
 //!
 //! ```text
 //! /limits/geocoder                                      data: permits=10
@@ -103,7 +103,8 @@ pub(crate) fn encode(number: u32) -> Vec<u8> {
     format!("{NUMBER}{number}").into_bytes()
 }
 
-/// Parses the data of a semaphore's node: its number of permits, or `None` if the node has no data yet.
+/// Parses the data of a semaphore's node: its number of permits, or `None` if the data are empty. Ignores one newline
+/// at the end.
 ///
 /// # Errors
 /// The data are not a number of permits. The error contains their first 40 characters.

@@ -8,13 +8,14 @@ const WHOLE: usize = 256;
 /// The number of characters that a message shows of the beginning, and of the end, of a text longer than `WHOLE`.
 const SHOWN: usize = 100;
 
-/// Returns the text in quotation marks, with its control characters escaped. A text that is too long for a message is
-/// shortened in the middle.
+/// Returns the text in quotation marks, escaped like a string in Rust's `{:?}`. If the text has more than `WHOLE`
+/// characters, `…` replaces its middle.
 pub(crate) fn quoted(text: &str) -> String {
     format!("{:?}", shortened(text, WHOLE, SHOWN))
 }
 
-/// Returns the text. If the text has more than `whole` characters, returns its first and its last `shown` characters.
+/// Returns the text. If the text has more than `whole` characters, returns its first and its last `shown` characters,
+/// with `…` in between.
 pub(crate) fn shortened(text: &str, whole: usize, shown: usize) -> Cow<'_, str> {
     if text.chars().nth(whole).is_none() {
         return text.into();

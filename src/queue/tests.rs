@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-/// The number of inputs for each parser, unless `FUZZ_SECONDS` sets a duration.
+/// The number of changed samples for each call of [`fuzz`], unless `FUZZ_SECONDS` sets a duration.
 const INPUTS: u64 = 3_000;
 
 /// Pieces that random changes insert into an input, because parsers often mishandle them.
@@ -39,8 +39,9 @@ const PIECES: [&[u8]; 26] = [
     b"~keep",
 ];
 
-/// Calls `check` with each sample, and then with randomly changed samples, for `FUZZ_SECONDS` if that variable is set. A
-/// failure prints a `FUZZ_SEED` that makes the next run begin with the input that failed.
+/// Calls `check` with each sample, and then with randomly changed samples: [`INPUTS`] of them or, if the variable
+/// `FUZZ_SECONDS` is set, as many as this time allows. If `check` panics on a changed sample, prints a `FUZZ_SEED`. A
+/// run with that seed begins its changed samples with the one that failed.
 pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
     let samples: Vec<&[u8]> = samples.iter().map(AsRef::as_ref).collect();
@@ -93,7 +94,7 @@ impl Dice {
     }
 }
 
-/// Returns a sample with one to four random changes.
+/// Returns a random sample after one to four random changes, some of which may leave it as it was.
 fn mutant(samples: &[&[u8]], dice: &mut Dice) -> Vec<u8> {
     let mut text = dice.one_of(samples).to_vec();
     for _ in 0..=dice.below(4) {

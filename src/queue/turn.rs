@@ -15,10 +15,10 @@
 //!       AskLeader -- the leader agrees --> Evicted, Stuck or WouldBlock
 //! ```
 //!
-//! A server may lag behind the leader. So a waiter asks the leader before it gives up because of a listing that lacks the
-//! waiter's own node, that shows the waiter's number twice, or that shows a contender ahead of a waiter that must not wait.
-//! The leader is not asked in two cases: `List` leads to `Stuck` if the waiter's number is negative, and to `Foreign` if the
-//! queue has a foreign contender, whose rules may differ.
+//! A server may lag behind the leader. So a waiter asks the leader before it gives up because of a listing that lacks
+//! the waiter's own node, that shows the waiter's number twice, or that shows a predecessor of a waiter that must not
+//! wait. The leader is not asked in two cases: `List` leads to `Stuck` if the waiter's number is negative, and to the
+//! step `Foreign`, not shown above, if the queue has a contender of another dialect, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -32,10 +32,11 @@ use crate::queue::node_name::NodeName;
 /// Where a contender stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The contender holds the lock: no earlier contender excludes it.
+    /// The contender has its turn: no earlier contender excludes it. In the queue of a lock, the contender holds the
+    /// lock.
     Granted,
-    /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender that
-    /// excludes the contender. The next step is to watch the predecessor's node.
+    /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender
+    /// that excludes the contender. The next step is to watch the predecessor's node.
     Behind(NodeName),
     /// The contender has no turn, because its node is not in the queue. The next step is to ask the leader, and to stop
     /// waiting if the leader agrees.
@@ -49,8 +50,8 @@ pub enum Turn {
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
 /// Reads the names once, in any order, and ignores the names of nodes that are not contenders. The [dialect](Dialect)
-/// of `me` decides which names are contenders' names. This function ignores contenders of other dialects. An acquisition
-/// that lists such a contender fails.
+/// of `me` decides which names are contenders' names. This function ignores contenders of other dialects. An
+/// acquisition that lists such a contender fails.
 ///
 /// A contender whose number is negative, or equal to that of another contender, is never granted the lock. ZooKeeper
 /// assigns such numbers when the sequence numbers are used up.
@@ -71,8 +72,8 @@ where
     decide_turn(me, queue, |_| {}, |_| false)
 }
 
-/// Returns the result of [`turn`], and the name of a [foreign](Dialect::foreign) contender if there is one. The turn is
-/// meaningless beside a foreign contender, whose rules may differ.
+/// Returns the result of [`turn`], and the name of a [foreign](Dialect::foreign) contender if there is one: the first
+/// in text order. If there is one, the turn has no meaning, because the rules of the foreign contender may differ.
 pub(crate) fn turn_and_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let note_foreign = |name: &'q String| {
@@ -90,8 +91,9 @@ pub(crate) fn turn_for_display(me: &NodeName, queue: &[String]) -> Turn {
     decide_turn(me, queue, |_| {}, |other| me.dialect().may_be_one_holder(other, me.place()))
 }
 
-/// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's. `may_share` says whether
-/// another contender may have the same sequence number as `me`.
+/// Decides the turn of `me`. Calls `on_other_name` for each name that is not a contender's in the dialect of `me`, with
+/// an exception for malformed names that a comment below describes. `may_share` says whether another contender may have
+/// the same sequence number as `me`.
 fn decide_turn<I>(
     me: &NodeName,
     queue: I,
@@ -108,9 +110,9 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // If 10,000 contenders arrive together, each reads 10,000 names. So this check reads only the last digits. It skips
-        // each name that cannot be the predecessor, because its number is higher than ours, or lower than the number of the
-        // best candidate so far.
+        // If 10,000 contenders arrive together, each reads 10,000 names. So this check reads only the end of a name. It
+        // skips each name that cannot be the predecessor's, because its number is higher than ours, or lower than that
+        // of the latest possible predecessor so far.
         //
         // Each contender of another dialect must reach `on_other_name`, so that it does not go unnoticed. This check
         // skips none of them, because their names have `_` or `k-` before the digits, and `unsigned_sequence_at_end`
@@ -151,8 +153,8 @@ where
 }
 
 /// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep
-/// between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because that writer itself
-/// asks for the nodes before it. A node in `closing` does not count, because its process is about to give it up.
+/// between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because that writer
+/// itself asks for the nodes before it. A node in `closing` does not count, because its process is about to give it up.
 pub(crate) fn has_kept_reader_ahead(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `looks_kept` comes first, because it rejects most names by their last characters, and a waiter may list 10,000
     // names.
@@ -164,26 +166,27 @@ pub(crate) fn has_kept_reader_ahead(me: &NodeName, queue: &[String], closing: &[
     writers.map(|it| it.sequence).max() < Some(newest)
 }
 
-/// Returns the name of a foreign contender: the first in text order if there are several.
+/// Returns the name of a contender that is [foreign](Dialect::foreign) to `dialect`: the first in text order if there
+/// are several.
 pub(crate) fn first_foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
     queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()
 }
 
-/// Returns the contenders that `me` waits for, in the order of arrival.
+/// Returns the names of the contenders that `me` waits for, in the order of arrival.
 pub(crate) fn ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
     in_order(me.dialect(), queue, |other| blocks(other, me.place()))
 }
 
-/// Returns the place of `me` in the queue, counted from 1, and the number of contenders in the queue. The place counts every
-/// earlier contender, also a reader that `me` need not wait for.
+/// Returns the place of `me` in the queue, counted from 1, and the number of contenders in the queue. The place counts
+/// every earlier contender, also a reader that `me` need not wait for.
 pub(crate) fn place_and_length(me: &NodeName, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| me.dialect().parse_place(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
-/// Returns the first waiter that `me`, a holder, excludes. If `has_left`, `me` has left the queue of a semaphore for its
-/// permits, and any contender in the queue counts as such a waiter. Their sequence numbers are not compared with that of `me`,
-/// because the numbers restart when the queue's directory is deleted and created again.
+/// Returns the first waiter that `me`, a holder, excludes. If `has_left`, `me` has left the queue of a semaphore for
+/// its permits, and any contender in the queue counts as such a waiter. Their sequence numbers are not compared with
+/// that of `me`, because the numbers restart when the queue's directory is deleted and created again.
 ///
 /// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
 pub(crate) fn first_excluded_waiter(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
@@ -192,7 +195,7 @@ pub(crate) fn first_excluded_waiter(me: &NodeName, queue: &[String], has_left: b
     kept_out.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
-/// Returns all contenders in the order of arrival, each with its turn as [`turn_for_display`] decides it, in one pass.
+/// Returns all contenders in the order of arrival, each with its turn as [`turn_for_display`] decides it.
 pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<NodeName> = ordered.filter_map(|name| NodeName::parse_as(name, dialect)).collect();
@@ -232,7 +235,7 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) 
     chosen.into_iter().map(|(_, child)| child).collect()
 }
 
-/// The state machine of one contender that waits. `C` is its [`NodeName`], or a reference to it.
+/// The state machine of one contender that waits. `C` is its [`NodeName`], or a pointer to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter<C> {
     me: C,
@@ -241,9 +244,10 @@ pub struct Waiter<C> {
     if_taken: IfTaken,
     /// The predecessor that the contender waits for.
     awaited: Option<Predecessor>,
-    /// The predecessor whose node the server listed, and then said not to exist. `None` once there is another predecessor.
+    /// The name of the predecessor's node, if the server has listed the node and then said that it does not exist.
+    /// `None` again after the next [`Departure`], or once there is another predecessor.
     missing: Option<Arc<str>>,
-    /// Whether a listing has shown a predecessor, so that the contender had to wait.
+    /// Whether a listing has shown a predecessor.
     has_waited: bool,
     /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again.
     has_asked: bool,
@@ -267,7 +271,8 @@ pub struct Predecessor {
     pub mode: Mode,
 }
 
-/// What a listing has shown that makes the waiter give up if the leader confirms it. The server may lag behind the leader.
+/// What a listing has shown that makes the waiter give up if the leader confirms it. The leader is asked, because the
+/// server of the listing may lag behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The waiter's own node is not in the queue.
@@ -283,10 +288,10 @@ pub enum Claim {
 pub enum Departure {
     /// The node's data changed. In the native dialect, this is how a writer signals its release.
     Signalled,
-    /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
-    /// again.
+    /// The node was deleted, or may have changed while no event could come. The waiter has to list the directory again.
     ListAgain,
-    /// The server says that the node does not exist, so there is no watch. The waiter has to list the directory again.
+    /// The server says that the node does not exist, so there is no watch. The waiter has to list the directory again
+    /// or, if the server says this for the second time, to ask the leader.
     Missing,
 }
 
@@ -304,8 +309,8 @@ pub enum Step {
         /// Whether to ask, once the watch is set, the owners of kept nodes to give up the nodes that they do not use.
         asks: bool,
     },
-    /// Ask the leader again and again until it does not have the predecessor's node. The server lists this node, but has said
-    /// twice that the node does not exist, so the server cannot watch the node.
+    /// Ask the leader again and again until it no longer has the predecessor's node. The server lists this node, but
+    /// has said twice that the node does not exist, so the server cannot watch the node.
     AwaitAtLeader(Predecessor),
     /// Take the lock.
     Take(Grant),
@@ -323,15 +328,15 @@ pub enum Step {
 /// How a contender learned that its turn had come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// From a listing, without a wait for another contender. Usually, that listing was sent together with the contender's
-    /// create.
+    /// From a listing, without a wait for another contender. Usually, that listing was sent together with the
+    /// contender's create.
     AtOnce,
     /// From a listing, after a wait.
     Look,
     /// From the hand-off of its predecessor.
     HandOff {
-        /// The name of the predecessor's node; `None` once the hand-off is confirmed. It has to be confirmed, because another
-        /// client can forge a hand-off.
+        /// The name of the predecessor's node; `None` once the hand-off is confirmed. It has to be confirmed, because
+        /// another client can forge a hand-off.
         unconfirmed: Option<Arc<str>>,
     },
 }
@@ -346,7 +351,7 @@ impl Grant {
         }
     }
 
-    /// Returns the name of the node whose hand-off is not confirmed yet.
+    /// Returns the name of the node whose hand-off is not confirmed yet, if there is one.
     pub(crate) fn unconfirmed_predecessor(&self) -> Option<&Arc<str>> {
         if let Grant::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
     }
@@ -359,7 +364,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         Waiter { me, signals_release, if_taken, awaited: None, missing: None, has_waited: false, has_asked: false }
     }
 
-    /// Returns whether a listing has shown a contender ahead.
+    /// Returns whether a listing has shown a predecessor.
     pub fn has_waited(&self) -> bool {
         self.has_waited
     }
@@ -370,8 +375,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     }
 
     /// Returns the next step after the directory was listed, as [`Step::List`] requires. `names` are the names in the
-    /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about to give
-    /// them up.
+    /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about
+    /// to give them up.
     pub fn listed(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_and_foreign(self.me.borrow(), names);
         match (turn, foreign) {
@@ -390,8 +395,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
                     Mode::Read => has_kept_reader_ahead(self.me.borrow(), names, closing),
                 };
-                // One write to the directory asks for all kept nodes in it. The nodes ahead of this waiter are older than its
-                // own node, so a second write is never needed.
+                // One write to the directory asks for all kept nodes in it. The nodes ahead of this waiter are older
+                // than its own node, so a second write is never needed.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.missing.take_if(|missing| **missing != *nearest.as_str());
@@ -402,8 +407,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         }
     }
 
-    /// Returns the next step after the leader was asked about `claim`, as [`Step::AskLeader`] requires. `differs` says whether
-    /// the leader contradicts the listing.
+    /// Returns the next step after the leader was asked about `claim`, as [`Step::AskLeader`] requires. `differs` says
+    /// whether the leader contradicts the listing.
     pub fn leader_answered(&mut self, claim: Claim, differs: bool) -> Step {
         match claim {
             _ if differs => Step::List,
@@ -419,8 +424,9 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         let was_missing = self.missing.take().is_some();
         match departure {
-            // In the native dialect, only a writer whose turn had come changes its node, in the transaction that deletes
-            // the node. So no earlier contender is left. In another dialect, any client may change a node for any reason.
+            // In the native dialect, a writer changes its node only after its turn has come, in the transaction that
+            // deletes the node. So no earlier contender is left, unless another client has forged the change, for which
+            // the grant is checked later. In another dialect, any client may change a node for any reason.
             Departure::Signalled if self.signals_release && predecessor.mode == Mode::Write => {
                 Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
             }

@@ -164,8 +164,8 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
             let contender = NodeName::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.as_str()), (mode, sequence, name));
             assert!(contender.host().len() + contender.id().map_or(0, str::len) <= tag.len());
-            // In Curator's dialect, a name that ends with a reader's marker is a writer's if it also contains a writer's
-            // marker. So the marker of `Read` is tried, too.
+            // In Curator's dialect, a name that ends with a reader's marker is a writer's if it also contains a
+            // writer's marker. So the marker of `Read` is tried, too.
             let modes = [mode, Mode::Read];
             let tag = Tag::new(dialect, tag.to_owned());
             let is_written_back = |mode: &Mode| {

@@ -12,7 +12,8 @@ fn queue(modes: &str) -> Vec<String> {
     names
 }
 
-/// Returns the turn of each contender: `!` for granted, the sequence number of its predecessor, or `x` for evicted or stuck.
+/// Returns the turn of each contender, in the order of arrival: `!` for granted, the sequence number of its
+/// predecessor, or `x` for evicted or stuck.
 fn seen(queue: &[String]) -> String {
     let mut members: Vec<_> = queue.iter().filter_map(|n| NodeName::parse(n)).collect();
     members.sort_by_key(|c| (c.sequence(), c.as_str().to_owned()));
