@@ -1,9 +1,9 @@
 //! Decides what an operator should do when the servers of an ensemble disagree about a node.
 //!
-//! An operator is told to delete data only on servers that contradict both the leader and a majority of the ensemble.
-//! A write that a quorum has committed is on at least one server of every majority. The servers of this majority
-//! agree, so the write is on all of them. If a server was not read, states no role, or shows a node that changed
-//! meanwhile, the advice is to do nothing.
+//! An operator is told to delete data only on servers that contradict both the leader and a majority of the voting
+//! servers. A write that a quorum has committed is on at least one server of every majority. The servers of this
+//! majority agree, so the write is on all of them. If a server was not read, states no role, or shows a node that
+//! changed meanwhile, the advice is to do nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,9 +69,9 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, SteadyState<V>)], is_whole: bool)
     }
 }
 
-/// Changes the advice about several nodes so that an operator can follow all of it. All pieces of advice together leave
-/// the data of a majority of the `voters` untouched. If the leader must be restarted because of one node, no data is
-/// deleted because of another node.
+/// Changes the advice about several nodes so that an operator can follow all of it. If all pieces of advice together
+/// would leave the data of no majority of the `voters` untouched, or if one of them is to restart the leader, each
+/// advice to delete data becomes [`Advice::Nothing`].
 pub(crate) fn reconcile(all: &mut [Advice], voters: usize) {
     let renewed: BTreeSet<usize> = all.iter().filter_map(|one| servers_to_renew(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));

@@ -14,14 +14,15 @@ use crate::connect;
 /// The node in which ZooKeeper 3.5 and later lists the servers of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
 
-/// A node about which two servers disagree. `what` says which servers show the node and which do not.
+/// A node about which two servers disagree. `what` says which servers show the node, or a version of it, and which do
+/// not.
 struct Disagreement<'s> {
     node: &'s str,
     what: String,
 }
 
 /// Returns for each server its role and the node's version there (`Some(None)` if the server shows no such node). The
-/// version is `None` if it was not the same in all three looks. A look is one read of all nodes.
+/// version is `None` if three looks did not show the same. A look is one read of all nodes.
 fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
@@ -35,7 +36,8 @@ fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(Role, Option
 /// Returns the nodes that one server shows in the first and third look (a look is one read of all nodes on all
 /// servers), but that another server does not show, or shows in another version, in the second look. The looks follow
 /// one another. The name of a deleted contender is never used again, and each write raises the version. So one of the
-/// two servers is wrong, unless a directory, record or value was deleted and created again between the looks.
+/// two servers is wrong, unless a directory, record or value was deleted and created again between the looks. A
+/// directory about which the same is found as about a node in it is left out.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
@@ -56,7 +58,8 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     };
     let all = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: difference(node)? }));
     let (paths, names): (Vec<_>, Vec<_>) = all.partition(|it| it.node.starts_with('/'));
-    // A directory with the same difference as one of its nodes is left out, because the report of the node says enough.
+    // A directory or other path with the same difference as a node of a contender is left out, because the report of
+    // the node says enough.
     let is_new = |it: &Disagreement<'_>| names.iter().all(|name| name.what != it.what);
     let mut reported: Vec<_> = paths.into_iter().filter(is_new).collect();
     reported.extend(names);
@@ -89,7 +92,8 @@ pub(crate) enum EnsembleIds {
     Unknown,
 }
 
-/// Asks the first server that answered all three looks (reads of all nodes) for the ids of the ensemble's servers.
+/// Asks the first server that answered all three looks (reads of all nodes) for the ids of the ensemble's servers. They
+/// stay unknown if there is no such server, or if it does not answer this time.
 pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeeperBuilder) -> EnsembleIds {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return EnsembleIds::Unknown };
     let asked = async {
@@ -103,7 +107,8 @@ pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeep
     }
 }
 
-/// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`.
+/// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`. Without such lines the ensemble is
+/// unlisted.
 fn parse_ensemble_ids(config: &str) -> EnsembleIds {
     let lines = config.lines().filter_map(|line| line.trim().strip_prefix("server."));
     let ids: Option<BTreeSet<u8>> = lines.map(|line| line.split('=').next()?.parse().ok()).collect();
@@ -120,8 +125,8 @@ fn server_id(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
 
-/// Returns whether `servers` are all servers of the ensemble, and each of them answered all three looks (reads of all
-/// nodes).
+/// Returns whether `servers` are known to be all servers of the ensemble, and each of them answered all three looks
+/// (reads of all nodes).
 fn covers_ensemble(servers: &[ServerReport], ensemble: &EnsembleIds) -> bool {
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
     let ids: Option<BTreeSet<u8>> = servers.iter().map(server_id).collect();
@@ -132,7 +137,7 @@ fn covers_ensemble(servers: &[ServerReport], ensemble: &EnsembleIds) -> bool {
     }
 }
 
-/// The number of servers that were looked at, and the number of servers in the ensemble.
+/// How many servers the connect string names, how many were looked at, and how many the ensemble has.
 pub(crate) struct Coverage {
     named: usize,
     pub(crate) looked_at: usize,

@@ -1,5 +1,5 @@
-//! The subcommand `check`: finds nodes that do not belong in a lock's directory or will cause trouble, and nodes about which
-//! the servers disagree. It changes nothing.
+//! The subcommand `check`: finds nodes that do not belong in a lock's directory or may cause trouble, and nodes about
+//! which the servers disagree. It changes nothing.
 
 mod advice;
 mod diverged;
@@ -101,7 +101,7 @@ struct CheckedNodes {
     /// For a semaphore: its number of permits (`None` if the number is missing or not valid), and the nodes of the
     /// permits that are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
-    /// For a semaphore: the nodes of contenders that took the semaphore's path for the path of a lock.
+    /// For a semaphore: the nodes of contenders for a lock at the same path, which do not see the semaphore.
     beside: Vec<ShownNode>,
 }
 
@@ -133,7 +133,8 @@ impl CheckedNodes {
         PathsToRead { directories, nodes: [path.to_owned(), format!("{path}.done")].into_iter().chain(value).collect() }
     }
 
-    /// Returns the full path of the node with this name.
+    /// Returns the full path of the node with this name in the directory of the lock, or of the semaphore's permits or
+    /// queue.
     fn path_of(&self, path: &str, name: &str) -> String {
         match &self.semaphore {
             None => format!("{path}/{name}"),
@@ -164,7 +165,8 @@ async fn wider_acls(zk: &ZooKeeper, paths: PathsToRead) -> Result<Vec<Oddity>, E
 }
 
 /// Returns the oddity of a ghost: a node that the servers show although its session is over. The text depends on
-/// whether the leader has the node, because only a node that the leader has can be removed.
+/// whether the leader has the node, because only a node that the leader has can be removed. Returns `None` if zklock
+/// has no session.
 async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Oddity> {
     let (owner, token) = (stat.ephemeral_owner, stat.czxid);
     let session_slot = zk.session_slot(0).await.ok()?;
@@ -183,7 +185,7 @@ async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Op
     Some(Oddity { kind: "ghost", node, what: format!("its session {owner:#x} is over, {cure}") })
 }
 
-/// Returns the oddity of the record of the last run under `--once-in`, if any.
+/// Returns an oddity if the record of the last success under `--once-in` is invalid, or if this client may not read it.
 async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, Exit> {
     let record = format!("{path}.done");
     let (kind, what) = match connect::ask(zk, |session| session.data(&record)).await {
@@ -232,7 +234,8 @@ fn exit_for_failure(failure: Failure, path: &str) -> Exit {
     }
 }
 
-/// Reads every node in the directory. The library's own queue would leave out the nodes that are no contenders.
+/// Returns the name of every node in the directory, and its `Stat` if this client may read it, sorted by name. The
+/// library's own queue would leave out the nodes that are no contenders.
 async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, path))?;
     let session = session_slot.session();

@@ -19,7 +19,7 @@ pub(crate) struct Oddity {
 /// may not read the node.
 pub(crate) type ShownNode = (String, Option<Stat>);
 
-/// Returns the oddities of these nodes in the order of the nodes. The oddity of the sequence counter is the last.
+/// Returns the oddities of these nodes in the order of the nodes. An oddity of the sequence counter comes last.
 pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Oddity> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| NodeName::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&NodeName>>::new();
@@ -101,8 +101,8 @@ fn odd_counter(highest: i64, dialect: Dialect) -> Option<Oddity> {
     Some(Oddity { kind, node: None, what })
 }
 
-/// Returns the oddity of a contender for a lock at a semaphore's path. Only a client of an older version creates such a
-/// node, because older versions do not check whether the path is a semaphore.
+/// Returns the oddity of a contender for a lock at a semaphore's path. A client of an older version of the library, for
+/// example, creates such a node, because it does not check whether the path is a semaphore.
 pub(crate) fn oddity_beside_semaphore(name: &str) -> Oddity {
     let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
                 path";

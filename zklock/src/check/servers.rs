@@ -64,9 +64,11 @@ pub(crate) struct ServerReport {
     pub(crate) mode: Option<String>,
     /// The id of the session that the server gave to zklock.
     pub(crate) session: Option<i64>,
-    /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if a look failed.
+    /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if the server could not
+    /// be read each time.
     pub(crate) looks: Vec<NodeVersions>,
-    /// The ids of the sessions that the server knows. `None` if the server does not answer `dump`.
+    /// The ids of the sessions that the server knows. `None` if the server does not answer `dump`, or not in the
+    /// expected form.
     pub(crate) sessions: Option<BTreeSet<i64>>,
     /// Why the server could not be read. `None` if it was read.
     pub(crate) problem: Option<String>,
@@ -80,9 +82,9 @@ pub(crate) struct PathsToRead {
     pub(crate) nodes: Vec<String>,
 }
 
-/// Reads `paths` on every server three times. Each of these three reads is called a look. A look begins when all servers
-/// have answered the look before. In each look, a server first catches up with the leader (`sync`). `nodes` are the
-/// ephemeral nodes that may be ghosts: nodes of sessions that are over.
+/// Reads `paths` on every server three times. Each of these three reads is called a look. A look begins when the look
+/// before has ended on all servers. In each look, a server catches up with the leader (`sync`) before it lists a
+/// directory. `nodes` are the ephemeral nodes that may be ghosts: nodes of sessions that are over.
 pub(crate) async fn look_three_times(
     nodes: &BTreeMap<String, Stat>,
     paths: &PathsToRead,
@@ -102,8 +104,8 @@ pub(crate) async fn look_three_times(
             }
         }
         if round == 0 {
-            // `dump` lists the sessions. It comes after the first look, so that it lists the sessions of all nodes of that
-            // look.
+            // `dump` lists the sessions. It comes after the first look, so that it lists the sessions of all nodes of
+            // that look, except sessions that are over.
             let dumps =
                 join_all(names.iter().map(|name| send_four_letter_word(name, "dump", options, connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
@@ -116,7 +118,8 @@ pub(crate) async fn look_three_times(
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
     let modes = join_all(names.iter().map(|name| send_four_letter_word(name, "srvr", options, connection))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
-        // The role of a server is unknown if it has changed between the first and the last look.
+        // The role of a server counts as unknown if the two answers to `srvr`, before the first and after the last
+        // look, differ.
         if server.mode != rest_of_line(&said.unwrap_or_default(), MODE) {
             server.mode = None;
         }
@@ -224,7 +227,7 @@ fn parse_dumped_sessions(dump: &str) -> Option<BTreeSet<i64>> {
 }
 
 /// Returns the ghosts among `nodes`: the nodes that each server showed when it was last read, although none of the
-/// servers that answered `dump` knows their session.
+/// servers that answered `dump` knows their session. Returns none if no server answered `dump`.
 pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
     let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
     let mut looks = servers.iter().filter_map(|server| server.looks.last()).peekable();
@@ -238,7 +241,7 @@ pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, S
 }
 
 impl ServerReport {
-    /// Returns the server's name and role.
+    /// Returns the server's name, and its role if it is known.
     pub(crate) fn name_and_role(&self) -> String {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
     }
@@ -250,7 +253,7 @@ impl ServerReport {
         if is_alone { Vec::new() } else { self.affecting_this_release(&LOSSES) }
     }
 
-    /// Returns the vulnerabilities of this release.
+    /// Returns the known vulnerabilities of this release that concern a lock.
     pub(crate) fn vulnerabilities(&self) -> Vec<&'static str> {
         self.affecting_this_release(&VULNERABILITIES)
     }
@@ -268,7 +271,7 @@ impl ServerReport {
         Some(Oddity { kind: "away", node: None, what })
     }
 
-    /// Returns the note about known faults of this release, if there are any.
+    /// Returns the note about losses and vulnerabilities that this release is known to have, if there are any.
     pub(crate) fn note_on_release(&self) -> Option<String> {
         let losses = self.loss_issues().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
         let vulnerabilities = self.vulnerabilities();

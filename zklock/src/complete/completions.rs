@@ -1,7 +1,7 @@
 //! The completion scripts for shells, and the manual pages.
 //!
 //! The scripts for bash, zsh and fish ask `zklock complete` for candidates and pass them to the shell. For other
-//! shells, clap generates a script from the definition of the arguments, without paths.
+//! shells, `clap_complete` generates a script from the definition of the arguments, without paths.
 
 use std::io;
 
@@ -47,9 +47,9 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     print(&text)
 }
 
-/// Renders a manual page as `Man::render` does, but keeps the line breaks of the text after the help. This text has
+/// Renders a manual page with `clap_mangen`, but keeps the line breaks of the text after the help. This text has
 /// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`], and lacks
-/// the line of the help that refers to the manual page.
+/// the lines of the help that begin with `More: `, because they refer to the manual page.
 fn render_page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let tasks = command.has_subcommands();
     let mut epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();

@@ -16,7 +16,7 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// Puts `option` before the candidate, which is its value, as in `--dialect=kazoo`.
+    /// Puts `option` and `=` before the candidate, which is a value of the option, as in `--dialect=kazoo`.
     fn with_option(self, option: &str) -> Completion {
         Completion { word: format!("{option}={}", self.word), ..self }
     }
@@ -52,7 +52,7 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
         if is_escaped || !is_option(word) {
             match command.find_subcommand(word).filter(|_| task.is_none() && !is_escaped) {
                 Some(found) => task = Some(found),
-                // The words after the lock's path belong to the command.
+                // The words after the lock's path belong to the command that zklock is to run.
                 None if task.is_none() => return expected_after_path(words, at, has_line),
                 None => places += 1,
             }
@@ -122,8 +122,8 @@ fn is_option(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-')
 }
 
-/// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the next word is the
-/// option's value.
+/// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the option takes a value
+/// that is not in this word. Returns `None` if an option in the word is unknown.
 fn find_option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     let takes = |option: &Arg| option.get_action().takes_values();
     if let Some(long) = word.strip_prefix("--") {

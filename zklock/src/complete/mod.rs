@@ -1,11 +1,12 @@
 //! The hidden subcommand `complete`, which the completion scripts of the shells call. It reads a command line up to the
-//! cursor and prints the possible next words. It prints no errors, because they would disturb the line that the user is
-//! typing.
+//! cursor and prints the possible next words. It reports no errors of the line or of the ensemble, because a message
+//! would disturb the line that the user is typing.
 //!
 //! The words of the command line come by standard input, each ended by a zero byte. They are not passed as arguments,
 //! because a password among them would show in the list of processes. bash sends one word more, which is the part of
-//! the last word that bash replaces by the chosen candidate. The first line of the answer is one of these:
-//! - `words`: a line for each candidate follows, with the word, a tab, and its description;
+//! the last word that bash replaces by the chosen candidate. The answer is empty if there is nothing to complete.
+//! Otherwise its first line is one of these:
+//! - `words`: a line for each candidate follows, with the word and, if there is one, a tab and a description;
 //! - `file`: the shell completes the name of a file;
 //! - `command N`: the shell completes a command that begins after the first N words.
 //!
@@ -46,14 +47,14 @@ const TIME_LIMIT: Duration = Duration::from_secs(1);
 /// request to the server.
 const LOOKED_INTO: usize = 100;
 
-/// A node that has both of these children is a semaphore.
+/// A node that has both of these children counts as a semaphore.
 const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 
 /// The suffix of the record of a `--once-in` job. The record of the lock `/a` is `/a.done`.
 const RECORD: &str = ".done";
 
-/// The suffix of a twin. The twin of a value or of a record is a second node, whose name is the name of the first node plus
-/// this suffix. The twin proves that the first node existed, even after the first node was deleted.
+/// The suffix of the name of a twin, a second node beside a value or a record. The rest of the name is the name of the
+/// first node. The twin proves that the first node existed, even after the first node was deleted.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
@@ -115,8 +116,9 @@ fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
     words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
 }
 
-/// Returns the paths in the ensemble that begin with `current`. A path ends with a slash if there are locks below it,
-/// unless there are more than [`LOOKED_INTO`] paths.
+/// Returns the paths in the ensemble that begin with `current`, have no slash after it, and may be locks or directories
+/// of locks. Adds a slash to a path if there may be locks below it, unless there are more than [`LOOKED_INTO`] paths.
+/// Returns no paths if the servers cannot be asked.
 async fn path_candidates(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
@@ -139,8 +141,9 @@ async fn path_candidates(current: &str, connection: &Connection) -> Vec<Completi
     paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
-/// Returns the paths directly below this directory that may be locks or directories of locks
-/// ([`possible_lock_names`]), except `/zookeeper`, which is the servers' own. An empty `directory` means the root.
+/// Returns the paths directly below this directory that may be locks or directories of locks ([`possible_lock_names`]),
+/// except `/zookeeper`, which is the servers' own. Returns none if the directory cannot be listed. An empty `directory`
+/// means the root.
 async fn possible_locks_below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
     let root = if directory.is_empty() { "/" } else { directory };
     let children = session.children(root).await.unwrap_or_default();
@@ -150,8 +153,8 @@ async fn possible_locks_below(session: &Arc<dyn Session>, directory: &str) -> BT
         .collect()
 }
 
-/// Returns the names of those children that may be locks or directories of locks: all except contenders, twins, the
-/// parts of a semaphore, and names with control characters.
+/// Returns the names of possible locks or directories of locks among these children. Leaves out contenders, twins, the
+/// parts of a semaphore, and names with control characters. Returns the lock's name in place of the record's.
 fn possible_lock_names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
@@ -165,8 +168,8 @@ fn possible_lock_names(children: &[String]) -> impl Iterator<Item = &str> {
         of.is_some_and(|of| of.ends_with(RECORD) || children.iter().any(|child| child == of))
     };
     let names = names.filter(move |name| !is_part(name) && !is_contender(name) && !is_twin(name));
-    // The servers remove the empty directory of a lock without contenders. The record of a `--once-in` job remains: the
-    // record `/a.done` shows that there is a lock `/a`.
+    // The servers remove the empty directory of a lock without contenders. But the record of a `--once-in` job stays:
+    // the record `/a.done` shows that there is a lock `/a`.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
 

@@ -1,6 +1,6 @@
 //! Reads quoted words of bash and fish command lines, and quotes completions for bash.
 
-/// The quotes that are open at the end of a word.
+/// The kind of quotes that are open at a place in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quote {
     None,
@@ -23,7 +23,7 @@ impl TypedWord {
     pub(crate) fn new(word: &str, replaced: &str) -> TypedWord {
         let (_, quote, quoted_from) = parse_quotes(word);
         let kept = word.strip_suffix(replaced).map_or(0, str::len);
-        // bash replaces nothing before the quotes that are open at the end of the word.
+        // bash keeps the quotes that are open at the end of the word, and everything before them.
         let kept = if quote == Quote::None { kept } else { kept.max(quoted_from) };
         TypedWord { before: parse_quotes(&word[..kept]).0, quote }
     }
@@ -69,8 +69,8 @@ pub(crate) fn unquoted(word: &str) -> String {
     parse_quotes(word).0
 }
 
-/// Returns the word without its quotes, the quotes that are open at its end, and the index at which the text in these
-/// open quotes begins.
+/// Returns the word without its quotes, the quotes that are open at its end, and the index after the mark that opened
+/// the last quotes in the word.
 fn parse_quotes(word: &str) -> (String, Quote, usize) {
     let (mut text, mut quote, mut quoted_from) = (String::new(), Quote::None, 0);
     let mut rest = word;
@@ -102,8 +102,8 @@ fn parse_quotes(word: &str) -> (String, Quote, usize) {
 }
 
 /// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash.
-/// `\xHH`, which [`TypedWord::completed`] writes, stands for the character with the hexadecimal code HH. Any other
-/// character after the backslash stands for itself.
+/// `\xHH`, which [`TypedWord::completed`] writes, stands for the ASCII character with the hexadecimal code HH. Any
+/// other character after the backslash stands for itself.
 fn unescape(after: &str) -> (Option<char>, usize) {
     let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
     match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {

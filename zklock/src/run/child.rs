@@ -250,14 +250,14 @@ impl Child {
         self.signal(Signal::CONT);
     }
 
-    /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal. Otherwise acts as a
-    /// shell does for a job:
-    /// - If the command was stopped because it used the terminal, lends it the terminal, if zklock has it, and
-    ///   continues it.
-    /// - If the command has the terminal, or zklock has not, zklock stops as well, until `fg` or `bg`. But if the
-    ///   command has the terminal and nobody could continue a stopped zklock ([`cannot_be_continued`]), zklock
-    ///   continues the command.
-    /// - If another process stopped a command that does not have the terminal, does nothing, unless `by` is TSTP.
+    /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal.
+    /// - If the command was stopped because it used the terminal (TTIN, TTOU), and has the terminal by now or can be
+    ///   lent it, zklock continues the command.
+    /// - Otherwise, if the command has the terminal, zklock's whole group stops as well, until `fg` or `bg`, so that
+    ///   the shell notices the stop. But if nobody could continue it ([`cannot_be_continued`]), zklock continues the
+    ///   command.
+    /// - If the command does not have the terminal, zklock stops itself after TTIN, TTOU and TSTP, and ignores any
+    ///   other stop.
     pub(crate) fn handle_stop(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);

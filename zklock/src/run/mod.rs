@@ -54,8 +54,8 @@ const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
 
-/// The time between two readings of the clock while zklock waits for the lock. A late reading means that zklock or the
-/// machine was stopped.
+/// The time between two readings of the clock while zklock waits for the lock. A late reading shows that zklock, or the
+/// machine, was stopped.
 const BEAT: Duration = Duration::from_millis(500);
 
 /// The suffix of an error message if the lock or the place in the queue was lost and zklock, or the machine, seems to

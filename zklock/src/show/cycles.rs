@@ -29,9 +29,9 @@ pub(crate) struct ProcessWait {
     holder: Process,
 }
 
-/// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if there is no
-/// such circle. The wait counts as a wait of the outer `zklock`, under whose lock this process runs, and counts even if
-/// this process has just left the queue. `under` is the path and the token of the outer lock, if they are known.
+/// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if `queues` shows
+/// no such circle. The wait counts as a wait of the outer `zklock`, under whose lock this process runs. It counts even
+/// if this process has just left the queue. `under` is the path and the token of the outer lock, if they are known.
 pub(crate) fn circle_closed_by_wait(
     queues: &[Queue],
     path: &str,
@@ -129,20 +129,21 @@ fn process(member: &Member) -> Option<Process> {
 /// The maximal number of ancestors of a process that zklock looks at.
 const GENERATIONS: usize = 64;
 
-/// Returns the nearest process that holds a lock: `who` itself, or a `zklock` above it on this machine.
+/// Returns the nearest process that holds a lock: `who` itself, or a `zklock` among its ancestors on this machine.
 fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Option<Process> {
     if is_holder(who) { Some(who.clone()) } else { zklocks_above(who).find(is_holder) }
 }
 
-/// Returns the ancestors of this process that are a `zklock`, which holds its lock until its command has ended. Another program
-/// may release its lock while a process that it has started still runs.
+/// Returns those ancestors of this process that are a `zklock`. Only a `zklock` surely keeps its lock until the command
+/// that it runs has ended. Another program may release its lock while a process that it has started still runs.
 fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
     let is_zklock = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "zklock");
     ancestors(who).filter(move |it| is_zklock(it.pid))
 }
 
-/// Returns the ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1. Each container
-/// has a process 1, and containers may share the name of a host, so a holder with this id may be in another container.
+/// Returns the nearest ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1:
+/// each container has a process 1, and containers may share the name of a host, so a holder with this id may be in
+/// another container.
 fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
     let parent = |pid: u32| u32::try_from(ProcessStat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
     let first = if who.host == host() { parent(who.pid) } else { None };
@@ -153,8 +154,8 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Finds the shortest circle through `start` by a breadth-first search. The search visits the holders of each lock once,
-/// however many processes wait for the lock.
+/// Finds the shortest circle of two or more processes through `start`, by a breadth-first search. The search visits the
+/// holders of each lock once, however many processes wait for the lock.
 fn shortest_circle(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<ProcessWait>> {
     let wait = |who: &Process, lock: &Lock<'_>, holder: &Process| ProcessWait {
         who: who.clone(),

@@ -1,8 +1,9 @@
-//! Follows the queue of a lock or semaphore by ZooKeeper's watches. After each reported change the queue is printed: as a
-//! table, or with `--json` as a line.
+//! Follows the queues of locks and semaphores by ZooKeeper's watches, and also reads them at an interval. Prints a
+//! queue whenever it has changed: as a table, or with `--json` as a line.
 //!
-//! A watch is armed (set) before the queue is read, so no change is missed. If the queue changes several times before it is
-//! read, one table or line stands for several changes. The line says for how many.
+//! A watch is armed (set) before the queue is read, so that it reports each later change. If the queue changes several
+//! times before it is read, one table or line stands for several changes. The line says for how many, as far as zklock
+//! can tell.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -26,7 +27,7 @@ use crate::place::LockOrSemaphore;
 use crate::show::live::{SILENCE, none_if_passing};
 use crate::show::{table, warn, warnings_about_free};
 
-/// The interval at which zklock looks whether it is connected.
+/// The interval at which zklock looks whether it is connected, and the shortest pause between two searches for locks.
 const TICK: Duration = Duration::from_millis(100);
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -34,7 +35,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A lock that is followed: its path, and the naming scheme of its nodes.
 type FollowedLock = (String, Dialect);
 
-/// Prints the queues of the paths, and then each change. Ends when standard output has no reader any more.
+/// Prints the queues of the paths, and then each queue that changes. Ends when standard output has no reader any more,
+/// or with an error that is not expected to pass.
 pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
     let reports = &ConnectionReports { zk, order, was_connected: Cell::new(true), last_report: Cell::new(None) };
     let begin = |lock: FollowedLock| async move { (follow(reports, &lock).await, lock) }.boxed_local();
@@ -50,8 +52,8 @@ pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection
     loop {
         tokio::select! {
             Some((ended, lock)) = followed.next() => match ended {
-                // One of many locks may be unreadable, and the others are still followed. The unreadable lock stays in `known`,
-                // so that the message is printed once.
+                // With `--tree`, a lock that cannot be followed does not end the others. It stays in `known`, so that
+                // its message is printed once.
                 Err(exit) if order.tree => output::say(exit.message()),
                 Err(exit) => return Err(exit),
                 Ok(()) => _ = known.remove(&lock),
@@ -67,7 +69,7 @@ pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection
     }
 }
 
-/// Looks for locks below the paths again and again, and sends each lock that has a contender or a record.
+/// Looks for locks at and below the paths again and again, and sends all that it finds each time.
 async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<FollowedLock>) -> Result<(), Exit> {
     let mut is_first = true;
     loop {
@@ -91,7 +93,7 @@ struct ConnectionReports<'z> {
     zk: &'z ZooKeeper,
     order: &'z WatchOrder,
     was_connected: Cell<bool>,
-    /// When a break or the return of the connection was last noticed.
+    /// When the connection was last reported as broken or as back.
     last_report: Cell<Option<Instant>>,
 }
 
@@ -141,7 +143,8 @@ impl ConnectionReports<'_> {
     }
 }
 
-/// Prints each change of one queue. With `--tree`, returns when the lock's directory is gone.
+/// Prints one queue, and prints it again after each change that is found. With `--tree`, returns when the lock's
+/// directory is gone and the queue is empty.
 async fn follow(reports: &ConnectionReports<'_>, (path, dialect): &FollowedLock) -> Result<(), Exit> {
     let (zk, order) = (reports.zk, reports.order);
     let place = LockOrSemaphore::at(zk, path, *dialect)?;
@@ -192,23 +195,25 @@ async fn follow(reports: &ConnectionReports<'_>, (path, dialect): &FollowedLock)
 /// What one look at a queue showed. A look arms the watches, and then reads the queue.
 struct QueueLook {
     queue: Queue,
-    /// The names that the directory showed when its watch was armed, before the queue was read. `None` if there was no
-    /// directory.
+    /// The names that the directory showed when its watch was armed, before the queue was read. `None` if the watch
+    /// could not be armed, usually because there was no directory.
     shown: Option<BTreeSet<String>>,
-    /// The highest sequence number that was given to a contender. -1 if none was given yet, and `None` if it is not known.
+    /// The highest sequence number of the contenders in the queue. If the queue is empty, -1 without a directory, and
+    /// otherwise the number of the look before. `None` if that is not known either. [`Change::between`] may raise this
+    /// number.
     newest: Option<i64>,
 }
 
 impl QueueLook {
     fn new(before: Option<&QueueLook>, queue: Queue, shown: Option<BTreeSet<String>>) -> QueueLook {
         let newest = queue.members.iter().filter_map(|member| sequence(member, &queue)).max();
-        // Without a directory, the next sequence number is 0. In an empty directory, the numbers go on from the last
-        // look.
+        // Without a directory, the next sequence number is 0. In an empty directory, the numbers go on from those of
+        // the look before.
         let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
         QueueLook { queue, shown, newest: newest.or(empty) }
     }
 
-    /// Returns whether the queue has the contenders that its directory showed when the watch was armed.
+    /// Returns whether the contenders of the queue are those that its directory showed when the watch was armed.
     fn matches_directory(&self) -> bool {
         let is_contender = |name: &&String| NodeName::parse_as(name, self.queue.dialect).is_some();
         let members = self.queue.members.iter().map(|member| &member.node);
@@ -245,13 +250,14 @@ struct Change {
     went: Vec<Member>,
     /// The members that hold, and did not hold before.
     granted: Vec<Member>,
-    /// The number of contenders that entered and left the queue between the looks.
+    /// The number of contenders that entered and left the queue between the looks, as far as the sequence numbers and
+    /// the watch show it.
     unseen: usize,
 }
 
 impl Change {
     /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change. Raises
-    /// `now.newest` if a contender came and left unseen, because that contender got the next number.
+    /// `now.newest` if only the watch shows that a contender came and left, because that contender got the next number.
     fn between(before: &QueueLook, now: &mut QueueLook, has_fired: bool) -> Change {
         let holds = |member: &Member| member.state == MemberState::Holds;
         let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();
@@ -262,8 +268,8 @@ impl Change {
         let came = all(&now.queue.members, &|member| !earlier.contains_key(&member.node));
         let went = all(&before.queue.members, &|member| !later.contains(&member.node));
         let granted = all(&now.queue.members, &|member| holds(member) && earlier.get(&member.node) != Some(&true));
-        // Each number between the newest numbers of both looks was given to a contender that entered the queue, and may
-        // have left since.
+        // Each sequence number after the newest of the earlier look, up to the newest of this look, was given to a
+        // contender. The contender entered the queue, and may have left since.
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
         let mut unseen =
             given.saturating_sub(came.iter().filter(|member| sequence(member, &now.queue).is_some()).count());
@@ -303,10 +309,10 @@ fn printed_part(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Opti
     (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)
 }
 
-/// The change that a watch reports.
+/// The changes that one watch reports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WatchTarget {
-    /// A child of this node is created or deleted.
+    /// A child of this node is created or deleted, or this node is deleted.
     Children(String),
     /// This node is written or deleted.
     Node(String),
@@ -317,7 +323,8 @@ struct Watches {
     path: String,
     wanted: Vec<WatchTarget>,
     armed: BTreeMap<WatchTarget, Watch>,
-    /// The names that the directory showed when its watch was armed. `None` if there was no directory.
+    /// The names that the directory showed when its watch was last armed. `None` if the watch could not be armed,
+    /// usually because there was no directory.
     shown: Option<BTreeSet<String>>,
 }
 
@@ -331,13 +338,14 @@ impl Watches {
         Watches { path: path.to_owned(), wanted, armed: BTreeMap::new(), shown: None }
     }
 
-    /// Arms the watches that are not armed.
+    /// Tries to arm each wanted watch that is not armed. If the directory of the queue does not exist, watches a node
+    /// above it.
     async fn arm(&mut self, zk: &ZooKeeper) {
         let Ok(session_slot) = zk.session_slot(0).await else { return };
         let session = session_slot.session();
         self.arm_all(session, self.wanted.clone()).await;
         // A node above the directory may be created between two requests. So the watch on the directory is tried again,
-        // once for each node of the path.
+        // at most once for each node of the path.
         for _ in 0..self.path.matches('/').count() {
             if self.armed.contains_key(&self.wanted[0]) {
                 break;
@@ -362,8 +370,8 @@ impl Watches {
         }
     }
 
-    /// Watches the nearest existing node above the directory, to learn when the next node on the path is created. Returns
-    /// whether that next node exists already, because the watch would not report it.
+    /// Watches the nearest existing node above the directory, to learn when the next node on the path is created.
+    /// Returns `true` if that next node exists already. The watch would not report it, so the caller has to try again.
     async fn watch_nearest_ancestor(&mut self, session: &Arc<dyn Session>) -> bool {
         let mut way = &self.path[..];
         while let Some((parent, next)) = way.rsplit_once('/') {
@@ -382,8 +390,9 @@ impl Watches {
         false
     }
 
-    /// Waits until a watch fires. Returns its event, and whether it is the watch on the directory of the queue. In that case
-    /// [`Event::Changed`] tells that a node was created or deleted in the directory.
+    /// Waits until a watch fires, or forever if none is armed. Returns its event, and whether it is the watch on the
+    /// directory of the queue. In that case [`Event::Changed`] means that a node in the directory, or the directory
+    /// itself, was created or deleted.
     async fn next_event(&mut self) -> (Event, bool) {
         if self.armed.is_empty() {
             return future::pending().await;

@@ -4,16 +4,16 @@
 //! taken one after the other until the table fits:
 //! 1. SESSION is dropped.
 //! 2. Cells take their brief form, if they have one.
-//! 3. Names such as hosts and labels are shortened, down to 12 columns, the widest column first.
-//! 4. The columns of [`MAY_GO`] are dropped one by one. Meanwhile the names are shortened further, down to the
-//!    figures there.
+//! 3. Cells with names, such as hosts and labels, are shortened, the widest first, down to a width of 12.
+//! 4. The columns of [`MAY_GO`] are dropped one by one. Before each of them, the cells with names are shortened further,
+//!    down to the width beside its name.
 //!
-//! TOKEN, PATH and WAITING are never dropped.
+//! TOKEN, PATH and WAITING are never dropped. If they alone are too wide, the lines are cut.
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
-/// The columns that may be dropped, in this order. Each figure is the least width to which all columns are shortened
-/// before this column is dropped.
+/// The columns that may be dropped, in this order. Before a column is dropped, the cells that may be shortened are
+/// shortened down to the width beside its name.
 const MAY_GO: [(&str, usize); 12] = [
     ("PID", 12),
     ("TREND", 12),
@@ -87,7 +87,8 @@ impl Column {
     }
 }
 
-/// Returns the table as lines, the headings first. If `most` is given, no line is wider than `most`.
+/// Returns the table as lines, the headings first. If `most` is given, each line is shortened to the width `most` if
+/// necessary.
 pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String> {
     if let Some(most) = most {
         columns = fit(columns, most);
@@ -108,7 +109,8 @@ pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String
         .collect()
 }
 
-/// Returns the lines in at most `rows` rows. The last row says how many lines were left out, if any.
+/// Returns the lines in at most `rows` rows, but in one row if `rows` is zero and there are lines. If lines are left
+/// out, the last row says how many.
 pub(crate) fn at_most(rows: usize, mut lines: Vec<String>, columns: usize) -> Vec<String> {
     if lines.len() > rows {
         let left_out = lines.split_off(rows.saturating_sub(1)).len();
@@ -135,7 +137,7 @@ fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
     columns
 }
 
-/// Shortens the widest columns until the table fits into `most`. No column gets narrower than [`Column::narrowest`].
+/// Shortens the widest columns until the table fits into `most`, or no column may get narrower ([`Column::narrowest`]).
 fn shorten_widest(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column> {
     let mut widths: Vec<usize> = columns.iter().map(Column::width).collect();
     let narrowest: Vec<usize> = columns.iter().map(|column| column.narrowest(least)).collect();

@@ -30,7 +30,8 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 /// The last second of the year 9999, in seconds since 1970. RFC 3339 has no later times.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Shows the queues until a signal ends zklock, or until standard output has no reader or is no longer zklock's terminal.
+/// Shows the queues until a signal ends zklock, until standard output has no reader or is no longer zklock's terminal,
+/// or until an error that is not expected to pass.
 pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&watch.paths[0], connection).await?;
     for path in &watch.paths[1..] {
@@ -95,7 +96,8 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
     }
 }
 
-/// Reads the queues of all paths, or with `--tree` of all locks below them. Returns `None` if there was no answer.
+/// Reads the queues of all paths, or with `--tree` of all locks at and below them. Returns `None` if there was no
+/// answer.
 async fn read_queues(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
     if watch.tree {
         let surveys = watch.paths.iter().map(|path| Survey::below(zk, path).into_future());
@@ -128,7 +130,8 @@ impl Screen {
     }
 
     /// Draws the screen. In the background nothing is drawn, because the terminal shows another program. Returns
-    /// `false` if the screen is gone: standard output has no reader, or the shell has ended.
+    /// `false` if the screen is gone: standard output has no reader, or it was the controlling terminal and is not any
+    /// more.
     fn draw(&self) -> Result<bool, Exit> {
         match terminal::is_background(io::stdout()) {
             Some(true) => return Ok(true),
@@ -167,8 +170,8 @@ impl Screen {
     }
 }
 
-/// Turns the outcome of a read into what was read. Returns `None` after an error that may pass: the connection may come
-/// back, or a new session may be opened.
+/// Turns the outcome of a read into what was read. Returns `None` after an error that may pass, because the connection
+/// may come back, or a new session may be opened.
 pub(crate) fn none_if_passing<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
     match looked {
         Ok(seen) => Ok(Some(seen)),

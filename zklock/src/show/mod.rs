@@ -46,7 +46,8 @@ pub(crate) fn warn(warnings: &[String]) {
     warnings.iter().for_each(|words| output::say(words));
 }
 
-/// Returns a message for each path for which the answer "free" alone would mislead the user.
+/// Returns warnings for cases in which the answer "free" alone could mislead the user: with `is_tree` about those of
+/// `paths` at and below which no queue was found, and otherwise about `queues`.
 pub(crate) async fn warnings_about_free(
     zk: &ZooKeeper,
     paths: &[String],
@@ -69,7 +70,8 @@ pub(crate) async fn warnings_about_free(
     warnings
 }
 
-/// Returns a message if the path does not exist, or if the user may have taken a value or a directory of locks for a lock.
+/// Returns a warning about an empty queue of a lock, if the path does not exist, or if the user may have taken a value
+/// or a directory of locks for the lock.
 async fn warning_about_free(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     if !queue.members.is_empty() || queue.permits.is_some() {
         return None;
@@ -85,7 +87,7 @@ async fn warning_about_free(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     }
 }
 
-/// Returns the names of the nodes in the queue's directory that are no contenders.
+/// Returns the names of the nodes in the queue's directory that are no contenders. Returns none if it cannot be listed.
 async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
     let mut names = connect::ask(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
     names.retain(|name| NodeName::parse_as(name, queue.dialect).is_none());

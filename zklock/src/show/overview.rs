@@ -10,7 +10,7 @@ use crate::output::{escape_controls, in_two_units, shorten};
 use crate::show::layout::{self, Column, Cut};
 use crate::show::table;
 
-/// A sparkline shows the number of waiters in each of this many last reads of a queue.
+/// The number of reads of a queue, counted back from the last, of which a sparkline shows the number of waiters.
 const LOOKS: usize = 20;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -44,7 +44,7 @@ impl History {
         });
     }
 
-    /// Returns how long ago the first of the present holders was first seen to hold.
+    /// Returns how long ago the first of the present holders was first seen to hold. `None` if nobody holds.
     fn held_for(&self, queue: &Queue, now: Instant) -> Option<Duration> {
         let since = |holder: &Member| self.held_since.get(&(queue.path.clone(), holder.node.clone())).copied();
         queue.holders().filter_map(since).min().map(|since| now.saturating_duration_since(since))
@@ -67,7 +67,8 @@ fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
     queue.members.iter().filter(|member| member.state != MemberState::Holds)
 }
 
-/// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows.
+/// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows. If rows are left out, the
+/// last row says how many.
 pub(crate) fn totals_and_rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
     queues.sort_by_key(|queue| {
@@ -97,12 +98,12 @@ pub(crate) fn totals_and_rows(queues: &[Queue], history: &History, columns: usiz
     layout::at_most(rows, lines, columns)
 }
 
-/// Returns for how long the first waiter has been in the queue.
+/// Returns how long ago the first of the waiters queued up. `None` if no waiter has a known time.
 fn longest_wait(queue: &Queue) -> Option<Duration> {
     waiters(queue).filter_map(|member| member.since).min().map(table::age)
 }
 
-/// Returns how many permits are free, the first holder, and how many more holders there are. A lock without
+/// Returns the free permits of a semaphore, the first holder, and how many more holders there are. A lock without
 /// holders is "free", or "free, with a record" if a job under the lock has recorded that it is done.
 fn holder_text(queue: &Queue) -> String {
     let (mut holders, permits) = (queue.holders(), table::free_permits_text(queue));

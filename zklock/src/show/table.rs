@@ -14,9 +14,9 @@ use crate::show::layout::{self, Column, Cut};
 /// The width, in columns, to which a label is shortened. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
 
-/// Returns the queue as a table. The table of a free lock is a line that says so. The table of a semaphore begins
-/// with the number of free permits. If `columns` is given, no line is wider, unless a single word is wider, such as a
-/// long path.
+/// Returns the queue as a table. The table of a free lock is a line that says so. The table of a semaphore begins with
+/// the number of free permits. A line about the record follows, if there is one. If `columns` is given, no line is
+/// wider, unless a single word is wider, such as a long path.
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = headline(queue).map(|words| wrapped(&format!("{}: {words}", queue.path), columns));
     let members = lines(queue, columns, colourful);
@@ -24,8 +24,8 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
     first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
-/// Returns the table in at most `columns` columns and `rows` rows. The last row says how many rows were left out, if
-/// any.
+/// Returns the table in at most `columns` columns and `rows` rows, without the path. If rows are left out, the last row
+/// says how many.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| shorten(&text, columns);
     let mut table: Vec<String> = headline(queue).into_iter().map(plain).collect();
@@ -39,7 +39,7 @@ fn headline(queue: &Queue) -> Option<String> {
     free_permits_text(queue).or_else(|| queue.members.is_empty().then(|| "free".to_owned()))
 }
 
-/// Returns the text about how many permits of a semaphore are free. `None` for a lock.
+/// Returns the text about how many permits of a semaphore are free, or that their number is invalid. `None` for a lock.
 pub(crate) fn free_permits_text(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
     if all == 0 {
@@ -57,7 +57,7 @@ pub(crate) fn mode(member: &Member) -> String {
     }
 }
 
-/// Returns the text about the record of the last run under `--once-in`, if there is a record.
+/// Returns the text about the record of the last success under `--once-in`, if there is a record.
 fn last_done_text(queue: &Queue) -> Option<String> {
     queue.done.as_ref().map(|done| format!("last {}", escape_controls(&done.to_string())))
 }
@@ -75,8 +75,8 @@ fn lines(queue: &Queue, most: Option<usize>, colourful: bool) -> Vec<String> {
     layout::lines(columns(queue), most).into_iter().zip(colours).map(painted).collect()
 }
 
-/// Returns the tables of all queues of a survey, each under its path. Lines about unreadable paths and about circles of
-/// waiting processes follow.
+/// Returns the tables of all queues of a survey, each under its path, or a line that says that no lock was found. Lines
+/// about unreadable paths and about circles of waiting processes follow.
 pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
     let line = |text: String| wrapped(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
@@ -138,8 +138,8 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
-/// Returns how long ago the member queued up, or was granted its permits, as in `queued 3days 4h ago`. The time of a
-/// lock's grant is not known.
+/// Returns how long ago the member queued up, as in `queued 3days 4h ago`, or was granted its permits. The time at
+/// which a lock was granted is not known. `None` if the time is not known at all.
 pub(crate) fn entered_ago(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
@@ -180,7 +180,8 @@ fn host(member: &Member) -> String {
 }
 
 /// Returns for each member what it waits for: the place and host of its predecessor, the holders of permits, or a
-/// predecessor that has left. The second text for each member is shorter, for narrow terminals.
+/// predecessor that has left. `-` stands for a member that does not wait. The second text for each member is shorter,
+/// for narrow terminals.
 fn predecessor_texts(queue: &Queue) -> Vec<[String; 2]> {
     let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
         (Some(ahead), _) => [format!("{ahead} {}", host(&queue.members[ahead - 1])), ahead.to_string()],
@@ -232,7 +233,7 @@ fn state(state: &MemberState) -> &'static str {
     }
 }
 
-/// Returns the colour of a member's line as an SGR code.
+/// Returns the colour of a member's line as an SGR code, or an empty text for the default colour.
 fn colour(state: &MemberState) -> &'static str {
     match state {
         MemberState::Holds => "32",

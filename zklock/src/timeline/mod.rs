@@ -31,8 +31,8 @@ pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Reads the lines of one watcher (a `zklock watch --json`). Refuses too many rows as soon as there are too many, so that a
-/// long file needs little memory.
+/// Adds the lines of one watcher (a `zklock watch --json`) to the picture. Fails at the first line after `--from` at
+/// which the picture has too many rows, so that a long file needs little memory.
 fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Picture<'_>) -> Result<(), Exit> {
     let (mut watcher, mut text, mut number) = (WatcherState::default(), String::new(), 0);
     loop {
@@ -54,7 +54,7 @@ fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Pic
                         )));
                     }
                 }
-                // An incomplete last line is ignored: the watcher was killed while it wrote the line.
+                // An incomplete last line is ignored: the watcher may have been killed while it wrote the line.
                 Err(error) if error.is_eof() && !text.ends_with('\n') => return Ok(()),
                 Err(error) => {
                     let why = format!("{name}: line {number} is no line of zklock watch --json: {error}");

@@ -63,14 +63,15 @@ pub(crate) struct Row {
     pub(crate) label: Option<String>,
     pub(crate) token: Option<i64>,
     session: Option<String>,
-    /// When the contender queued up.
+    /// When the contender queued up, or was first seen if it was seen earlier or its own time is unknown.
     pub(crate) queued: SystemTime,
     /// When the contender was first seen to hold.
     pub(crate) granted: Option<SystemTime>,
     /// When the contender was first seen to be gone.
     pub(crate) went: Option<SystemTime>,
-    /// The number of other nodes of the session that were gone at the same time. `None` if a node of the session
-    /// stayed, or if the session is unknown.
+    /// How many other nodes of the session disappeared from the queue at the same time. `None` if a node of the session
+    /// stayed, if the session is unknown, or if this contender was not seen to go. If several watchers saw it go, the
+    /// least number counts.
     pub(crate) went_with: Option<usize>,
 }
 
@@ -95,14 +96,15 @@ impl Row {
         self.granted.or(self.went).unwrap_or(end).duration_since(self.queued).unwrap_or_default()
     }
 
-    /// Returns for how long the contender held. A hold whose end was not seen counts until `end`.
+    /// Returns for how long the contender held, which is zero if it was never seen to hold. A hold whose end was not
+    /// seen counts until `end`.
     pub(crate) fn held(&self, end: SystemTime) -> Duration {
         let granted = self.granted.unwrap_or(end);
         self.went.unwrap_or(end).duration_since(granted).unwrap_or_default()
     }
 }
 
-/// A time in which a watcher (`zklock watch --json`) was not connected, so that it saw no changes at `path`.
+/// A time in which a watcher (`zklock watch --json`) was not connected, so that it saw no changes at or below `path`.
 #[derive(Clone, Debug)]
 pub(crate) struct Disconnection {
     pub(crate) path: String,
@@ -113,13 +115,13 @@ pub(crate) struct Disconnection {
 /// The queues as one watcher (a `zklock watch --json`) saw them last.
 #[derive(Default)]
 pub(crate) struct WatcherState {
-    /// The nodes of the contenders that were in the queue, by path.
+    /// The nodes that the watcher saw last in the queue, by the path of the lock.
     there: HashMap<String, HashSet<String>>,
     /// The index in [`Picture::disconnections`] of the disconnection that has no end yet, by path.
     cut_off: HashMap<String, usize>,
 }
 
-/// What is drawn: for each path the rows, by the nodes of their contenders, and the disconnections.
+/// What is drawn: the disconnections, and for each path the rows, by the nodes of their contenders.
 ///
 /// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late,
 /// but not early if its clock is right.
@@ -127,7 +129,7 @@ pub(crate) struct Picture<'o> {
     order: &'o Timeline,
     pub(crate) paths: BTreeMap<String, HashMap<String, Row>>,
     pub(crate) disconnections: Vec<Disconnection>,
-    /// The number of rows.
+    /// The number of rows of all paths.
     pub(crate) count: usize,
     last: SystemTime,
 }
@@ -205,7 +207,8 @@ impl<'o> Picture<'o> {
         self.paths.values().flat_map(HashMap::values)
     }
 
-    /// Returns when the picture begins and ends.
+    /// Returns when the picture begins and ends: at `--from` or when the first contender queued up, and at `--to` or at
+    /// the last line.
     pub(crate) fn times(&self) -> (SystemTime, SystemTime) {
         let first = self.rows().map(|row| row.queued).min().unwrap_or(self.last);
         (self.order.from.unwrap_or(first), self.order.to.unwrap_or(self.last))
@@ -254,7 +257,7 @@ mod tests {
         picture
     }
 
-    /// Returns the rows in the order of their arrival.
+    /// Returns the rows in the order in which their contenders queued up.
     fn rows(picture: &Picture<'_>) -> Vec<Row> {
         let mut rows: Vec<_> = picture.paths.values().flatten().collect();
         rows.sort_by_key(|(node, row)| (row.queued, *node));

@@ -11,15 +11,16 @@ use crate::timeline::rows::{Disconnection, Picture, Row};
 const WIDTH: f64 = 1200.0;
 /// The width of the texts on the left of the picture.
 const NAMES: f64 = 330.0;
-/// The room on the right, where the last mark's text ends.
+/// The room to the right of the time axis, into which the text of the last mark may reach.
 const RIGHT: f64 = 40.0;
 const ROW: f64 = 18.0;
 const TOP: f64 = 76.0;
 
-/// The most characters of a text on the left.
+/// The most characters of the name of a row.
 const NAME_MAX: usize = 48;
 
-/// The possible distances between two marks of the axis, in milliseconds.
+/// The distances between two marks of the time axis, in milliseconds. If none of them is long enough, the distance is a
+/// number of days.
 const STEPS: [u64; 22] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000,
     3_600_000, 14_400_000, 43_200_000, 86_400_000,
@@ -188,7 +189,7 @@ fn cross(x: f64, y: f64) -> String {
     format!("M{left:.1} {top:.1}L{right:.1} {bottom:.1}M{left:.1} {bottom:.1}L{right:.1} {top:.1}")
 }
 
-/// Returns the text on the left of a row.
+/// Returns the text on the left of a row, cut to [`NAME_MAX`] characters.
 fn name(row: &Row) -> String {
     let label = row.label.as_ref().map_or_else(String::new, |label| format!(" \"{label}\""));
     let token = row.token.map_or_else(String::new, |token| format!(" {token}"));
@@ -200,7 +201,7 @@ fn name(row: &Row) -> String {
     }
 }
 
-/// Returns the text after a path: the longest wait, and the longest hold.
+/// Returns the text after a path: the longest wait, and the longest hold, each only if it is longer than zero.
 fn longest_times_text<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> String {
     let end = axis.to();
     let waits = rows.clone().map(|row| ("wait", row.waited(end), row.queued, row));
@@ -248,7 +249,8 @@ fn tooltip(row: &Row) -> String {
     text
 }
 
-/// Returns the time of day: with milliseconds if the picture is short, and with the date if it covers a day or more.
+/// Returns the time of day in UTC: to the millisecond in a picture of less than 20 s, to the second in one of less than
+/// a day, and otherwise to the minute, with month and day.
 fn time_of_day(at: SystemTime, length: Duration) -> String {
     let written = humantime::format_rfc3339_millis(at).to_string();
     let (day, time) = written.trim_end_matches('Z').split_once('T').unwrap_or_default();
@@ -259,8 +261,8 @@ fn time_of_day(at: SystemTime, length: Duration) -> String {
     }
 }
 
-/// Escapes the characters that have a meaning in XML. Replaces control characters except the newline, and also U+FFFE
-/// and U+FFFF, by U+FFFD, because XML forbids most of them.
+/// Escapes `&`, `<`, `>` and `"` for XML. Replaces control characters except the newline, and also U+FFFE and U+FFFF,
+/// by U+FFFD, because XML forbids most of them.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
