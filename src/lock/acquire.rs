@@ -24,9 +24,8 @@ use crate::telemetry::debug::debug;
 ///
 /// Made by the methods that acquire and may wait, such as [`RwLock::read`](crate::RwLock::read),
 /// [`RwLock::write`](crate::RwLock::write), [`Semaphore::acquire`](crate::Semaphore::acquire) and
-/// [`MultiLock::lock`](crate::MultiLock::lock). `G` is the guard. The acquisition of [`Shared::update`](crate::Shared::update)
-/// releases its guard itself: there, `G` is the [result of the update](crate::shared::Updated). Nothing is sent before the
-/// first poll.
+/// [`MultiLock::lock`](crate::MultiLock::lock). `G` is what the acquisition returns: a guard, or the result of work
+/// under a guard, such as the [result of an update](crate::shared::Updated). Nothing is sent before the first poll.
 ///
 /// # Examples
 ///
@@ -44,7 +43,8 @@ pub struct Acquire<G: Guard> {
     pub(crate) options: AcquireOptions,
 }
 
-/// The output of an [`Acquire`]: a guard, or the result of work under a guard. Only types of this library implement it.
+/// The output of an [`Acquire`]: a guard, or the result of work under a guard. Only types of this library implement
+/// this trait.
 pub trait Guard: Sized + 'static {
     /// What the guard is acquired from, such as a lock, several locks or a semaphore.
     #[doc(hidden)]
@@ -57,12 +57,13 @@ pub trait Guard: Sized + 'static {
 /// The future of an [`Acquire`].
 ///
 /// # Cancel safety
-/// Dropping the future gives up the place in the queue.
+/// Dropping the future gives up the place in the queue, or the lock if the lock was just granted.
 #[must_use = "nothing is acquired before this is awaited"]
 pub struct Granting<G>(Stage<G>);
 
 enum Stage<G> {
-    /// The acquisition tries to join a kept node (a node that the process keeps between uses), without an allocation.
+    /// The first stage: the acquisition will try to join a kept node (a node that the process keeps between uses),
+    /// without an allocation.
     Joining {
         cache: Arc<KeptNodeCache>,
         acquisition: Acquisition,
@@ -110,16 +111,17 @@ impl<G: Guard> Acquire<G> {
 
     /// Sets the time after which the acquisition gives up its place in the queue and fails with [`Error::Timeout`].
     ///
-    /// The time begins with the first poll. It covers the acquisition of several locks, and the read of a value under the lock.
-    /// The error comes in time, also while disconnected. Zero is refused: use a `try_` method, which does not wait.
+    /// The time begins with the first poll. The time also covers the acquisition of several locks, and the read of a
+    /// value under the lock. The error comes in time, also while disconnected. With a timeout of zero, the acquisition
+    /// fails with [`Error::InvalidInput`]. To not wait at all, use a `try_` method.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
     /// Sets the purpose of this acquisition, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the
-    /// errors of waiters show the label. A value that is committed under the guard is stored with the label. At most
-    /// 256 bytes, without control characters.
+    /// errors of waiters show the label. A [`Shared`](crate::Shared) value that is committed under the guard is stored
+    /// with the label. A label of more than 256 bytes, or with a control character, is refused.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = Some(label.into());
         self
@@ -151,7 +153,7 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// Blocks the thread until the guard is granted, and returns it. Needs no runtime.
+    /// Blocks the thread until the acquisition ends, and returns the guard or the error. Needs no runtime.
     ///
     /// # Errors
     /// The same errors as when the acquisition is awaited.
@@ -250,10 +252,10 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
     /// if the lock is taken.
     ///
-    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server
-    /// that lags may show a node that is gone. If the lock looked free but another contender is faster, the call fails
-    /// after it has written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is
-    /// limited by the session timeout, or by [`timeout`](Call::timeout).
+    /// Before the call fails because the lock is taken, it asks the leader whether the contenders that exclude it still
+    /// exist, because a server that lags may show a node that is gone. If the lock looked free but another contender is
+    /// faster, the call fails after it has written one node and removed that node. [How long the call
+    /// takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// The same as that of [`RwLock::read`].
@@ -281,10 +283,10 @@ impl RwLock {
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
     /// ensemble if the lock is taken.
     ///
-    /// Before the call fails, it asks the leader whether the contenders that exclude it still exist, because a server
-    /// that lags may show a node that is gone. If the lock looked free but another contender is faster, the call fails
-    /// after it has written one node and removed that node. [How long the call takes](Call#how-long-it-takes) is
-    /// limited by the session timeout, or by [`timeout`](Call::timeout).
+    /// Before the call fails because the lock is taken, it asks the leader whether the contenders that exclude it still
+    /// exist, because a server that lags may show a node that is gone. If the lock looked free but another contender is
+    /// faster, the call fails after it has written one node and removed that node. [How long the call
+    /// takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// The same as that of [`RwLock::read`].
@@ -310,7 +312,8 @@ impl RwLock {
         Call::new(|deadline| async move { lock.try_acquire(Mode::Write, deadline).await.map(WriteGuard::new) })
     }
 
-    /// Acquires the lock if no contender blocks this acquisition, or joins a node that this process keeps between uses.
+    /// Joins a node that this process keeps between uses, or acquires the lock with a node of its own. Fails if the
+    /// acquisition would have to wait for another contender, or for another use of the kept node.
     pub(crate) async fn try_acquire(&self, mode: Mode, deadline: Option<Deadline>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, AcquireOptions::default());
         if let Some(cache) = &self.cache
@@ -322,7 +325,7 @@ impl RwLock {
     }
 }
 
-/// Acquires the lock, with a node of its own or with a node that this process keeps between uses.
+/// Returns the future of an acquisition, which uses a node that this process keeps between uses, or a node of its own.
 fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: AcquireOptions, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin_trace();
@@ -334,7 +337,8 @@ fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: AcquireOptions, guard:
     Granting(Stage::Working(AcquireTrace::instrument(span, work)))
 }
 
-/// Joins a kept node, which may mean waiting for other uses of the node, or acquires the lock with a node of its own.
+/// Waits for a use of a kept node. If no kept node can serve the acquisition, acquires the lock with a node of its own
+/// instead.
 async fn join_or_acquire(
     cache: &KeptNodeCache,
     acquisition: &mut Acquisition,
@@ -342,7 +346,7 @@ async fn join_or_acquire(
 ) -> Result<GuardHold, Error> {
     match join::wait_for_use(acquisition, cache, deadline).await {
         Ok(Some(used)) => Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
-        // The future is boxed, because moving this large future would be most of the cost of a short wait.
+        // This large future is boxed, because moving the future would be most of the cost of a short wait.
         Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
         Err(error) => acquisition.report_error(Err(error)),
     }
@@ -358,15 +362,16 @@ where
     L: Guard<Source = RwLock>,
     F: Future<Output = Result<G, Error>>,
 {
-    // `begin` fails if an option is invalid. This error is ignored here, because the acquisition below fails for the
-    // same reason.
+    // `start_timeout` fails if an option is invalid. The error is ignored here, because the acquisition below fails
+    // with the same error.
     let deadline = options.start_timeout().unwrap_or_default();
     let coordinator = Arc::clone(&lock.config.coordinator);
     let guard = Acquire::<L> { source: lock, options }.await?;
     call::within_deadline(&coordinator, deadline, rest(guard)).await
 }
 
-/// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout.
+/// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout, and
+/// within the limit of [`call::within_session_timeout`].
 pub(crate) async fn try_acquire_and<L, G, F>(
     lock: RwLock,
     mode: Mode,

@@ -16,8 +16,9 @@ use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl LockConfig {
-    /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders. `permits` is the number of all
-    /// permits of the semaphore, or `None` for a lock. With `is_synced`, the queue is not older than this call.
+    /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders. `permits` is the number of
+    /// all permits of the semaphore, or `None` for a lock. With `is_synced`, the queue is not older than this call.
+    /// Fails if the queue of a lock has a node of another dialect.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen = call::retry_on_fresh_session(
@@ -52,12 +53,13 @@ impl LockConfig {
         Ok(Queue { done, ..queue })
     }
 
-    /// Deletes the record of the last success of a job, and its copy.
+    /// Deletes the record of the last success of a job, and its twin, a copy of the record. Returns the record, or
+    /// `None` if there was none.
     async fn delete_record(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.directory);
         let twin = &metadata::twin_path(path);
-        // The record that the first read returned. A retry deletes only this record, so a success that is recorded
-        // meanwhile stays.
+        // The record that the first successful read returned. A retry deletes only this record, so a success that is
+        // recorded meanwhile stays.
         let last = &OnceLock::new();
         let found =
             call::retry_on_fresh_session(&self.coordinator, ("forget the record", path), |session| async move {
@@ -77,7 +79,8 @@ impl LockConfig {
                     }
                     if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
                         match session.transact(&delete).await {
-                            // Another client has replaced the record by that of a later success, which stays, or has deleted it.
+                            // Another client has deleted the record meanwhile, or has recorded a later success, which
+                            // stays.
                             Err(Failure::Operation { failure, .. })
                                 if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
                             answer => drop(answer?),
@@ -93,7 +96,8 @@ impl LockConfig {
         }
     }
 
-    /// Removes the member of `queue` that has this fencing token.
+    /// Removes the member of `queue` that has this fencing token, and returns the member. Returns `None` if there is no
+    /// such member, or if its node was already gone.
     pub(crate) async fn evict(&self, queue: Queue, token: i64) -> Result<Option<Member>, Error> {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
@@ -108,8 +112,8 @@ impl LockConfig {
         }
         let path = &self.directory;
         let asked = call::retry_on_fresh_session(&self.coordinator, ("ask", path), |session| async move {
-            // Without a sync, a server that lags may show an older version of the directory. The leader would refuse a write
-            // with that version, so no process would be asked.
+            // Without a sync, a server that lags may return an old version of the directory. The leader would refuse
+            // our write with that version, and so no process would be asked.
             call::ask_until_answered(&session, || session.sync(path)).await?;
             let asked =
                 call::ask_until_answered(&session, || directory::rewrite_directory_data(&session, path, None)).await;
@@ -153,8 +157,8 @@ impl RwLock {
         Call::with_deadline(&self.config.coordinator, async move { config.queue_and_record().await })
     }
 
-    /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
-    /// has the token.
+    /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. Returns
+    /// `None` if no member has the token, or if the member has just left.
     ///
     /// Call this if the [`queue`](RwLock::queue) shows a member that hangs. A holder is notified that it has lost
     /// the lock, with [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was granted the
@@ -268,7 +272,8 @@ impl RwLock {
 
 /// What was found at the path of a record of a job's last success.
 pub(crate) enum RecordNode {
-    /// There is no record. The node is missing, or an operator has created the node without data.
+    /// There is no record. With `is_there`, the node exists without data, because an operator may have created it
+    /// beforehand.
     None { is_there: bool },
     /// A record, and the version of its node.
     Done(Record, i32),

@@ -1,4 +1,5 @@
-//! The guards of one lock, and [`Hold`], the part that all guards have in common. [`GuardHold`] is what a guard owns.
+//! The guards of one lock, and [`Hold`], the part that they have in common with permits and terms. A [`GuardHold`] is
+//! what such a guard owns.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -33,7 +34,8 @@ impl Hold {
         self.held
     }
 
-    /// Returns whether the lock is still held. The answer is `false` before a conflicting contender is granted the lock.
+    /// Returns whether the lock is still held. The answer has already turned `false` when a conflicting contender can
+    /// be granted the lock.
     ///
     /// There is one exception: if somebody deletes the node of the lock, its holder and the next contender are notified at
     /// the same time.
@@ -51,8 +53,9 @@ impl Hold {
         self.held.hold_state()
     }
 
-    /// Returns a stream of the [`state`](Self::state): first the present state, then each later one. The stream ends
-    /// after `Lost`, and when the guard is dropped.
+    /// Returns a stream of the [`state`](Self::state): first the present state, and then the new state whenever its
+    /// kind has changed. Of several changes between two polls, only the last may come. The stream ends after `Lost`,
+    /// and when the guard is dropped.
     ///
     /// # Examples
     ///
@@ -77,7 +80,8 @@ impl Hold {
     }
 
     /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out. The
-    /// ensemble keeps the session, and so the lock's node, for longer than that, unless somebody deletes the node.
+    /// lease ends before the ensemble can end the session. So the lock's node still exists at that time, unless
+    /// somebody has deleted the node.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -101,8 +105,9 @@ impl Hold {
         self.held.until_lost().await
     }
 
-    /// Returns for how much longer, at least, the ensemble keeps the session. During that time no conflicting contender
-    /// is granted the lock, unless somebody removes this lock's node. The ensemble keeps the session for one session
+    /// Returns for how much longer, at least, the ensemble keeps the session and the library keeps the node, which it
+    /// removes after a [`max_hold`](crate::RwLockBuilder::max_hold). During that time no conflicting contender is
+    /// granted the lock, unless somebody else removes this guard's node. The ensemble keeps the session for one session
     /// timeout from the time when the library sent the last request that the leader has surely received. After that
     /// time this method returns zero.
     ///
@@ -137,7 +142,7 @@ impl Hold {
     /// A long piece of work can use this method to make way at a good moment. After this guard is released, a waiting writer
     /// may still have to wait for other readers.
     ///
-    /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count, too.
+    /// If the node is [kept](crate::RwLockBuilder::keep), waiting uses of the node by the same process count, too.
     /// These uses have no nodes of their own, so the call then returns the name of this guard's own node.
     ///
     /// A call lists the lock's directory and sets a watch on it. While the call waits, it lists the directory again
@@ -178,21 +183,22 @@ impl Hold {
         self.held.until_contended().await
     }
 
-    /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
+    /// Runs `work` while the lock is held, and drops `work` as soon as the lock is lost.
     ///
     /// The clock is read before each poll of the work, and once more when the work is done. So if the lock was lost
     /// while the process was suspended, the work is not polled again, and its output is not returned.
     ///
-    /// A poll that has begun runs to the next await point of the work. Other systems still carry out requests that the work
-    /// has sent, so protect them with the [fencing token](Self::fencing_token). After [`Error::Lost`] each
-    /// [transaction](Self::transaction) of the work was done entirely or not at all, and none is done after the next contender
-    /// is granted the lock.
+    /// A poll that has begun runs to the next await point of the work. Other systems may still carry out requests that
+    /// the work has sent, so protect these systems with the [fencing token](Self::fencing_token). After [`Error::Lost`]
+    /// each [transaction](Self::transaction) of the work was done entirely or not at all, and none is done after the
+    /// next contender is granted the lock.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
     ///
     /// # Errors
-    /// [`Error::Lost`], also if the lock was lost before the work was done. The output of the work is then dropped.
+    /// [`Error::Lost`] if the lock was lost before or during the work, or is found lost when the work is done. The
+    /// output of the work is then dropped.
     ///
     /// # Examples
     ///
@@ -211,10 +217,11 @@ impl Hold {
 
     /// Returns the fencing token: a number that is higher than the token of each earlier holder that excluded this one.
     ///
-    /// Send the token along with every write to another system, and have that system refuse a token lower than the highest
-    /// that it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is the id of
-    /// the transaction that made the lock's node (`czxid`), so it rises even if the lock's directory is deleted and made again.
-    /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep the token.
+    /// Send the token along with every write to another system, and have that system refuse a token lower than the
+    /// highest that it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is
+    /// the id of the transaction that made the lock's node (`czxid`), so the token rises even if the lock's directory
+    /// is deleted and made again. [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share)
+    /// keep the token.
     ///
     /// All guards on one [kept](crate::RwLockBuilder::keep) node have the same token. So tokens rise with each node, and not
     /// with each use within a process.
@@ -222,7 +229,7 @@ impl Hold {
         self.held.node().token()
     }
 
-    /// Returns the path of the lock's node, for logs and tests.
+    /// Returns the path of this guard's own node, for logs and tests.
     ///
     /// If another client needs the path for a transaction, call
     /// [`prepare_foreign_transaction`](Self::prepare_foreign_transaction) instead.
@@ -230,7 +237,7 @@ impl Hold {
         self.held.node().path()
     }
 
-    /// Returns the path of the lock's node, for a transaction that another ZooKeeper client sends.
+    /// Returns the path of this guard's own node, for a transaction that another ZooKeeper client sends.
     ///
     /// The client adds a check that this node exists. The ensemble commits such a transaction only while the lock is held.
     ///
@@ -260,8 +267,9 @@ impl Hold {
 
     /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// The read is sent on the session of the lock. So it sees everything that earlier holders, which excluded this one, wrote
-    /// to ZooKeeper before they released. A read on another connection may miss some of this.
+    /// The read is sent on the session of the lock. So the read sees everything that an earlier holder wrote to
+    /// ZooKeeper before it released the lock, if that holder excluded this one. A read on another connection may miss
+    /// some of this.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing, because the call only reads.
@@ -296,25 +304,26 @@ impl Hold {
 debug!(Hold as "Hold", |it| path: it.held.node().path(), fencing_token: it.fencing_token(), is_held: it.is_held());
 
 /// A guard of a lock that is held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
-/// It derefs to [`Hold`], whose methods all guards have.
+/// Derefs to [`Hold`], which has the methods that all such guards have.
 ///
-/// Dropping the guard releases the lock in the background. The drop may happen on any thread, also outside a runtime and in
-/// a panic. If the process exits immediately after the drop, the request may not be sent. So a program that is about to end
-/// should [`release`](Self::release) the guard, or drop its lock and coordinator handles, too. Dropping the last handle
-/// waits a moment for the server.
+/// Dropping the guard releases the lock in the background, unless other guards share its node, or the node stays
+/// [kept](crate::RwLockBuilder::keep). The drop may happen on any thread, also outside a runtime and in a panic. If the
+/// process exits immediately after the drop, the request may not be sent. So a program that is about to end should
+/// [`release`](Self::release) the guard, or drop its lock and coordinator handles, too. Dropping the last coordinator
+/// handle waits a moment for the server.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
     hold: Hold,
 }
 
-/// A guard of a lock that is held to write: alone. Made by [`RwLock::write`](crate::RwLock::write). It derefs to
-/// [`Hold`], whose methods all guards have.
+/// A guard of a lock that is held to write: alone. Made by [`RwLock::write`](crate::RwLock::write). Derefs to [`Hold`],
+/// which has the methods that all such guards have.
 ///
-/// Dropping the guard releases the lock in the background. The drop may happen on any thread, also outside a runtime and in
-/// a panic. If the process exits immediately after the drop, the request may not be sent. So a program that is about to end
-/// should [`release`](Self::release) the guard, or drop its lock and coordinator handles, too. Dropping the last handle
-/// waits a moment for the server.
+/// Dropping the guard releases the lock in the background, unless the node stays [kept](crate::RwLockBuilder::keep).
+/// The drop may happen on any thread, also outside a runtime and in a panic. If the process exits immediately after the
+/// drop, the request may not be sent. So a program that is about to end should [`release`](Self::release) the guard, or
+/// drop its lock and coordinator handles, too. Dropping the last coordinator handle waits a moment for the server.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
@@ -343,14 +352,15 @@ guard!(ReadGuard);
 guard!(WriteGuard);
 
 impl ReadGuard {
-    /// Returns whether this process keeps the node between uses.
+    /// Returns whether the guard is a use of a node that this process keeps between uses.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.hold.held, GuardHold::Kept(_))
     }
 
     /// Returns one more guard on the same node, without queueing. Use this for a read inside a read.
     ///
-    /// The node is removed with its last guard. All guards on one node are lost together.
+    /// The node is removed with its last guard, unless the node stays [kept](crate::RwLockBuilder::keep). All guards on
+    /// one node are lost together.
     ///
     /// # Examples
     ///
@@ -406,7 +416,7 @@ impl WriteGuard {
     /// Dropping the future releases the lock.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock is gone. After any error the lock has been released.
+    /// [`Error::Lost`] if the lock was lost. After any error the lock is released.
     ///
     /// # Examples
     ///
@@ -427,7 +437,8 @@ impl WriteGuard {
     }
 }
 
-/// What a guard holds: a node of its own, or a use of a node that the process keeps. Several guards may share one hold.
+/// What a guard owns: a node, or a use of a node that the process keeps between uses. Several guards may share one
+/// hold.
 pub(crate) enum GuardHold {
     Alone(Arc<Contender>),
     Kept(KeptNodeUse),
@@ -447,7 +458,8 @@ impl GuardHold {
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {
-                // The loss is read before this share is dropped, because after that another guard may release the node.
+                // After this share is dropped, another guard may release the node, which would hide an earlier loss. So
+                // the loss is read before.
                 let loss = hold.detect_loss();
                 match Arc::into_inner(hold) {
                     Some(hold) => hold.give_back().await,

@@ -1,4 +1,5 @@
-//! [`RwLock`] and its builder. The methods that acquire the lock are in `acquire.rs`, and those for operators in `admin.rs`.
+//! [`RwLock`] and its builder. The methods that acquire the lock are in `acquire.rs`, and the methods for operators in
+//! `admin.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +20,15 @@ use crate::validation;
 /// [releasing](crate::WriteGuard::release) the guard releases the lock.
 ///
 /// # Fairness
-/// The lock is granted strictly first come, first served. Readers hold together, but a reader that comes after a
-/// waiting writer waits behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait
-/// for a second read lock on the same path: with a writer queued between the two, all three wait for ever. Use
-/// [`ReadGuard::share`](crate::ReadGuard::share) instead. There is no upgrade from read to write, because two upgrading
-/// readers would wait for each other. Release the read lock, acquire the write lock, and read again what the lock guards:
-/// [the guide](crate::guide#from-reading-to-writing) has the pattern.
+/// The lock is granted strictly first come, first served. Readers hold the lock together, but a reader that comes after
+/// a waiting writer waits behind that writer, so writers do not starve. Hence a task that holds a read lock must not
+/// wait for a second read lock on the same path: if a writer queues up between the two reads, the task and the writer
+/// wait for each other for ever. Use [`ReadGuard::share`](crate::ReadGuard::share) instead. There is no upgrade from
+/// read to write, because two upgrading readers would wait for each other. Release the read lock, acquire the write
+/// lock, and read again what the lock guards: [the guide](crate::guide#from-reading-to-writing) has the pattern.
 ///
-/// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They join the node only
-/// while no other contender waits for the lock.
+/// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They can join the node
+/// until the process learns that another contender waits for the lock.
 ///
 /// The first poll of an acquisition sends the request for a place in the queue. More polls are needed while the client is
 /// disconnected, and on a path that was never used, whose directory is made first. When the turn of the acquisition comes,
@@ -54,12 +55,12 @@ use crate::validation;
 #[derive(Clone, Debug)]
 pub struct RwLock {
     pub(crate) config: Arc<LockConfig>,
-    /// The cache of kept nodes. `None` unless the user set `keep`.
+    /// The cache of the node that this process keeps between uses. `None` unless the user set `keep`.
     pub(crate) cache: Option<Arc<KeptNodeCache>>,
 }
 
 impl RwLock {
-    /// Opens the lock in directory `path`. Nothing is sent. The first acquisition makes the directory if it is missing.
+    /// Opens the lock in directory `path`. Nothing is sent. Acquisitions create the directory if it is missing.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
@@ -91,7 +92,7 @@ impl RwLock {
         }
     }
 
-    /// Removes the node that this process keeps between uses, if no guard uses it.
+    /// Gives up the node that this process keeps between uses, if no use of the node runs or waits.
     pub(crate) fn give_up_idle_node(&self) {
         if let Some(cache) = &self.cache {
             cache.give_up_idle_node();
@@ -122,7 +123,7 @@ pub struct RwLockBuilder {
 }
 
 impl RwLockBuilder {
-    /// Sets the host in the names of the nodes of this process. Default: the name of the machine.
+    /// Sets the name of this host, which is stored in the nodes of this handle. Default: the name of the machine.
     ///
     /// The host may contain letters, digits, `.`, `_` and `-`, and has at most 64 bytes.
     pub fn host(mut self, host: impl Into<String>) -> Self {
@@ -137,7 +138,7 @@ impl RwLockBuilder {
     }
 
     /// Sets the naming scheme of the nodes, for a path that Java or Python programs use as a lock, too. Default:
-    /// [`Dialect::Native`]. Give all users of the path the same dialect.
+    /// [`Dialect::Native`]. All users of the path must have the same dialect.
     ///
     /// # Examples
     ///
@@ -155,8 +156,8 @@ impl RwLockBuilder {
         self
     }
 
-    /// Logs one warning for an acquisition that has waited for `limit`, and names the contenders that it waits for. Default:
-    /// 30 s. `None` turns the warning off.
+    /// Logs one warning for an acquisition that has waited for `limit`, with the contenders that it waits for, if they
+    /// can be read in time. Default: 30 s. `None` turns the warning off.
     ///
     /// Once the acquisition is in the queue, a background task of the session logs the warning. So the warning comes even if
     /// the future is not polled, as in a runtime that is blocked. If the turn of the acquisition has come and its future is
@@ -201,7 +202,7 @@ impl RwLockBuilder {
     /// - A leader whose [term](crate::leadership::Term) lasts longer hands over, and campaigns again after a pause.
     /// - The limit holds for this handle and its clones. Other handles have limits of their own.
     ///
-    /// Zero is refused.
+    /// A limit of zero is refused.
     ///
     /// # Examples
     ///
@@ -324,7 +325,8 @@ impl RwLockBuilder {
         Ok(RwLock { config, cache })
     }
 
-    /// Returns the configuration of a semaphore at this path. The queue of a semaphore works like that of a lock.
+    /// Returns the configuration of a semaphore at this path. Fails if an option does not fit a semaphore. The queue of
+    /// a semaphore works like that of a lock.
     pub(crate) fn semaphore_config(self) -> Result<LockConfig, Error> {
         if self.idle.is_some() {
             return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));

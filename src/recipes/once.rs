@@ -30,10 +30,10 @@ impl Acquire<WriteGuard> {
     /// the lock back, and returns [`Work::Done`] with the record.
     ///
     /// This is for work that every host starts at the same time, as cron does, and that only one host must do. All
-    /// hosts wait for the lock. The first host does the work and records the success. The other hosts then get that record.
-    /// If the first host fails, or dies, the next one gets a guard, and does the work. Choose a `period` that is longer than
-    /// the difference of the hosts' clocks, and shorter than the time from one start to the next. The `period` begins at the
-    /// end of the work, so make it shorter by the time that the work may take.
+    /// hosts wait for the lock. The first host does the work and records the success. The other hosts then get that
+    /// record. If the first host fails, or dies, the next one gets a guard, and does the work. Choose a `period` that
+    /// is longer than the difference of the hosts' clocks, and shorter than the time from one start to the next. The
+    /// `period` begins at the end of the work, so subtract the time that the work may take.
     ///
     /// # The record
     /// The record is an ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`.
@@ -42,13 +42,13 @@ impl Acquire<WriteGuard> {
     /// time at which the ensemble committed the record. [`RwLock::queue`](crate::RwLock::queue) shows the record, and
     /// [`RwLock::forget`](crate::RwLock::forget) deletes it.
     ///
-    /// A second copy of the record is in the node whose name ends with `.done.twin`. If the record alone is deleted, no
-    /// host does the work again before the period is over. An empty node at the record's path counts as no record, so an
-    /// operator can create that node beforehand, with an ACL of its own.
+    /// A second copy of the record is in the node whose name ends with `.done.twin`, if the client may create that
+    /// node. If the record alone is deleted, no host does the work again before the period is over. An empty node at
+    /// the record's path counts as no record, so an operator can create that node beforehand, with an ACL of its own.
     ///
     /// # Whose clock counts
-    /// Only the ensemble's clock counts. The time of the record is compared with the time at which the lock's own node
-    /// was created. The ensemble's leader has set both times. If the contender has waited, the present time is the
+    /// Only the ensemble's clock counts. The time of the record is compared with the time at which the contender's own
+    /// node was created. The ensemble's leader has set both times. If the contender has waited, the present time is the
     /// creation time of its node, plus 99 % of the time since the reply to the create. The hundredth is left out in
     /// case the host's clock is fast. So no host's time of day is used, and a wait never makes two hosts do the work
     /// within one `period`. If another server becomes the leader, and its clock differs, the present period is wrong by
@@ -63,8 +63,8 @@ impl Acquire<WriteGuard> {
     /// acquire the [`MultiLock`](crate::MultiLock) under this guard.
     ///
     /// # What it costs
-    /// The costs of the lock itself, one read after the grant, and a second read if there is no record. Recording a success
-    /// costs one transaction.
+    /// The costs of the lock itself, one read after the grant, and up to two more requests if there is no record.
+    /// Recording a success costs one transaction.
     ///
     /// # Cancel safety
     /// Same as for [`RwLock::write`](crate::RwLock::write).
@@ -73,8 +73,8 @@ impl Acquire<WriteGuard> {
     /// The errors of [`RwLock::write`](crate::RwLock::write), and the following. After an error the lock is given back.
     ///
     /// - [`Error::InvalidInput`] for a period of zero, for a path to which `.done` cannot be added, and for a
-    ///   [kept](crate::RwLockBuilder::keep) lock. The creation time of a kept node is not the present time, and the other
-    ///   hosts would wait until the node is given up.
+    ///   [kept](crate::RwLockBuilder::keep) lock. A kept node is refused because its creation time is not the present
+    ///   time, and because other hosts would wait until the node is given up.
     /// - [`Error::ForeignRecord`] if the node at the record's path is not a record.
     /// - [`Error::RecordVanished`] if somebody has deleted the record, and the work was done within the period.
     /// - [`Error::PermissionDenied`] if the record may not be read.
@@ -172,7 +172,8 @@ fn check_once_options(RwLock { config, cache }: &RwLock, period: Duration) -> Re
     validation::check_directory(&metadata::record_path(&config.directory))
 }
 
-/// Returns the guard if the work is due. Otherwise gives the lock back, and returns the record.
+/// Returns the guard if the work is due. Otherwise drops the guard, and returns the record. Fails if the record cannot
+/// be read, or was deleted within the period.
 async fn check_if_due(
     guard: WriteGuard,
     config: &LockConfig,
@@ -227,7 +228,7 @@ const OPERATION: &str = "record the success in";
 pub enum Work {
     /// The work is due. Do it under this guard, and then call [`OnceGuard::done`].
     Due(OnceGuard),
-    /// The work was done within the period, as this record says. The lock has been given back.
+    /// The work was done within the period, as this record says. The lock is given back.
     Done(Record),
 }
 
@@ -257,13 +258,13 @@ pub struct OnceGuard {
     guard: WriteGuard,
     host: String,
     label: Option<String>,
-    /// Whether the record existed at the grant.
+    /// Whether the node of the record existed when it was read after the grant. The node may have been empty.
     had_record: bool,
 }
 
 impl OnceGuard {
     /// Records that the work has succeeded just now, and returns when the record is committed. Does not release the
-    /// lock, so no other host does the work until the guard is dropped or [released](Self::release). Another call
+    /// lock, so the next contender still waits until the guard is dropped or [released](Self::release). Another call
     /// records a later success.
     ///
     /// The record is written only if the lock is still held when the ensemble commits the record. So if a holder is cut off
@@ -273,7 +274,8 @@ impl OnceGuard {
     /// If the future is dropped after its first poll, the success may or may not have been recorded.
     ///
     /// # Errors
-    /// After any error but [`Error::OutcomeUnknown`] nothing was recorded, and the next contender does the work again.
+    /// After any error but [`Error::OutcomeUnknown`] this call has recorded nothing. Unless an earlier call has, the
+    /// next contender does the work again.
     ///
     /// - [`Error::Lost`] if the lock was lost.
     /// - [`Error::PermissionDenied`] if this client may not write the record, or may not create it beside the lock's
@@ -361,7 +363,7 @@ impl OnceGuard {
     }
 }
 
-/// Adds a write of a node to the transaction: a set if the node exists, otherwise a create.
+/// Adds a write of a node to the transaction: a set if `is_there`, otherwise a create.
 fn set_or_create<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
     match is_there {
         true => transaction.set(path, text),

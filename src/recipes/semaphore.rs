@@ -25,18 +25,18 @@ use crate::session::retry;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// A semaphore, shared by all processes that open the same path of the same ensemble. The whole fleet never holds more
-/// permits at once than the semaphore has.
+/// A semaphore, shared by all processes that open the same path of the same ensemble. Together they never hold more
+/// permits than the semaphore has, unless its number was lowered while they held permits.
 ///
 /// A handle is cheap to clone, and holds nothing by itself. Each acquisition returns a [`Permit`], for one permit or
 /// for several. Dropping or [releasing](Permit::release) the [`Permit`] gives its permits back. If a process dies, its
-/// permits are free one session timeout later.
+/// permits are free once its session has expired, after about one session timeout.
 ///
 /// # The number
-/// The ensemble stores the number of permits in the data of the semaphore's node: `permits=10`. Set the number once, with
-/// [`set_permits`](Self::set_permits) or `zklock permits`, and open the handles without a number. If the ensemble has no
-/// number yet, a handle that was opened with a number writes it. If the ensemble has another number, that handle gets
-/// [`Error::Permits`] at its first use.
+/// The ensemble stores the number of permits in the data of the semaphore's node: `permits=10`. Set the number once,
+/// with [`set_permits`](Self::set_permits) or `zklock permits`, and open the handles without a number. If the ensemble
+/// has no number yet, a handle that was opened with a number writes it. If the ensemble has another number,
+/// acquisitions of that handle fail with [`Error::Permits`].
 ///
 /// [`set_permits`](Self::set_permits) changes the number for all clients. Handles that have read the old number use the
 /// new one from then on, and waiting acquisitions notice the change. No holder loses its permits.
@@ -83,8 +83,7 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// Opens the semaphore at `path`, with this number of permits. Sends nothing. The first acquisition creates the missing
-    /// nodes.
+    /// Opens the semaphore at `path`, with this number of permits. Sends nothing. Acquisitions create missing nodes.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`, or if
@@ -115,17 +114,17 @@ impl Semaphore {
 
     /// Acquires a permit.
     ///
-    /// Await the returned builder, with or without options. The acquisition waits until all earlier acquisitions have their
-    /// permits, and one permit is free. See [fairness](Semaphore#fairness).
+    /// Await the returned builder, with or without options. The acquisition waits until all earlier acquisitions have
+    /// their permits or have left, and one permit is free. See [fairness](Semaphore#fairness).
     ///
     /// # Cancel safety
     /// Dropping the future at any point gives up the place in the queue, and a permit if one was just taken. The
     /// acquisition's nodes and watches are removed as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with.
-    /// [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given. For other errors see
-    /// [`Error`].
+    /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with, or if no
+    /// number is known. [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given.
+    /// For other errors see [`Error`].
     ///
     /// # Examples
     ///
@@ -179,9 +178,10 @@ impl Semaphore {
     /// Acquires a permit if one is free and nobody waits. Does not wait for any contender. Writes nothing to the
     /// ensemble if no permit is free.
     ///
-    /// Before the call fails, it asks the ensemble's leader whether the contenders that it would wait for still exist. If
-    /// another contender takes the permit at the same time, this call creates one node, removes it, and fails. [How long the
-    /// call takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
+    /// Before the call fails because of holders or waiters, it asks the ensemble's leader whether these still exist. If
+    /// another contender takes the permit at the same time, this call creates one node, removes it, and fails. [How
+    /// long the call takes](Call#how-long-it-takes) is limited by the session timeout, or by
+    /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Same as for [`acquire`](Self::acquire).
@@ -295,8 +295,8 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets options of the queue: host, label and warnings. [`build`](Self::build) refuses to [keep](RwLockBuilder::keep)
-    /// permits between uses, and to use another [dialect](RwLockBuilder::dialect).
+    /// Sets options of the queue, such as host, label and warnings. [`build`](Self::build) refuses to
+    /// [keep](RwLockBuilder::keep) permits between uses, and to use another [dialect](RwLockBuilder::dialect).
     ///
     /// # Examples
     ///
@@ -339,8 +339,8 @@ impl SemaphoreBuilder {
 /// resource must not refuse every lower [fencing token](Hold::fencing_token). If the resource has numbered slots, one for
 /// each holder, it can compare the tokens of the same slot.
 ///
-/// Dropping the permit gives it back in the background. The permit may be dropped on any thread, also outside a runtime
-/// and in a panic. Before a program ends, it should [`release`](Self::release) the permit: see
+/// Dropping this value gives its permits back in the background. The permit may be dropped on any thread, also outside
+/// a runtime and in a panic. Before a program ends, it should [`release`](Self::release) the permit: see
 /// [`WriteGuard`](crate::WriteGuard).
 #[derive(Debug)]
 #[must_use = "if unused, the permits are given back at once"]
@@ -539,7 +539,7 @@ impl Semaphore {
     }
 }
 
-/// Reads the queue. If `is_synced`, the result is no older than this call.
+/// Reads the queue. If `is_synced`, the result is no older than this call. Fails if no number of permits is known.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = read_number(state, "read the queue of", is_synced).await?.or(state.known_number());
     let (queue, taken) = state.config.queue(is_synced, number).await?;
@@ -549,8 +549,8 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
 }
 
-/// Repeats `work` on a session until its outcome is known, and returns the outcome. Fails if this takes longer than a session
-/// timeout.
+/// Runs `work` on a session. Repeats `work` while its outcome is unknown, and on a fresh session if the session ends,
+/// within the limits of [`call::ask_until_answered`] and [`call::retry_on_fresh_session`].
 async fn on_a_session<T, F>(
     state: &SemaphoreState,
     operation: &'static str,
@@ -627,8 +627,9 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
     Err(state.doubtful_error("its directories have nodes that are neither permits nor waiters".to_owned()))
 }
 
-/// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether the nodes are
-/// gone. The nodes stay if somebody holds or waits for permits, or if another client has changed one of them meanwhile.
+/// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether nothing is left
+/// to remove. The nodes stay if somebody holds or waits for permits, or if another client has changed one of them
+/// meanwhile. A node with other children stays, without data.
 async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;

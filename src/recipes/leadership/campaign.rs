@@ -17,16 +17,16 @@ use crate::session::retry;
 use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::emit;
 
-/// The user's health check. Returns whether this candidate is fit to lead.
+/// The user's health check. Its future returns whether this candidate is fit to lead.
 pub(crate) type HealthCheck = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
-/// The state of one candidate. All clones of its handle share it.
+/// The state of one candidate. All clones of its `Leadership` handle share this state.
 pub(crate) struct Candidate {
     pub(crate) lock: RwLock,
-    /// The interval between two health checks, and the check.
+    /// The interval between two health checks, and the check. `None` if the user set no check.
     pub(crate) health: Option<(Duration, HealthCheck)>,
     pub(crate) status: watch::Sender<CandidateStatus>,
-    /// The backoff between campaigns, and the end of the pause that was scheduled last.
+    /// The backoff between campaigns, and the end of the pause before the next campaign, if there is to be one.
     pub(crate) next_pause: Mutex<(Backoff, Option<Instant>)>,
     /// The time of the first health check that has failed since the last successful one. `None` while the candidate is healthy.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
@@ -36,7 +36,7 @@ pub(crate) struct Candidate {
 pub(crate) struct CandidateStatus {
     pub(crate) is_campaigning: bool,
     pub(crate) is_stopped: bool,
-    /// The present term, from the grant of the write lock until the lock's node is deleted.
+    /// The present term, from the grant of the write lock until the [`RunningTerm`] is dropped.
     pub(crate) term: Option<Term>,
     /// Whether the present term must end because this candidate resigned.
     pub(crate) is_resigned: bool,
@@ -76,7 +76,8 @@ impl Candidate {
         }
     }
 
-    /// Waits until this candidate leads. Tries again after an error that a retry can fix.
+    /// Waits until this candidate leads, and returns the guard of the write lock. Begins again, after a pause, when an
+    /// attempt fails with an error that a retry can fix. An unhealthy candidate is not in the queue.
     async fn wait_to_lead(&self) -> Result<WriteGuard, Error> {
         let mut has_warned = false;
         loop {
@@ -122,7 +123,8 @@ impl Candidate {
         next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
-    /// Runs the health check until its result is `is_wanted`. Without a health check, the candidate counts as healthy.
+    /// Runs the health check until its result is `is_wanted`. Without a health check, the candidate always counts as
+    /// healthy.
     async fn until_health_is(&self, is_wanted: bool) {
         let Some((interval, check)) = &self.health else {
             match is_wanted {
@@ -130,8 +132,8 @@ impl Candidate {
                 false => return pending().await,
             }
         };
-        // A caller that waits until the candidate is unhealthy has just seen a successful check. So the next check is due an
-        // interval later.
+        // A caller that waits until the candidate is unhealthy has already seen a successful check. So the next check
+        // is due an interval later.
         if !is_wanted {
             self.lock.config.coordinator.sleep(*interval).await;
         }
@@ -140,7 +142,8 @@ impl Candidate {
         }
     }
 
-    /// Runs the health check. A check that takes longer than `interval` counts as failed.
+    /// Runs the health check, and logs a change of the result. A check that takes longer than `interval` counts as
+    /// failed.
     async fn run_health_check(&self, interval: Duration, check: &HealthCheck) -> bool {
         let is_healthy = retry::within(self.lock.config.coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy_since = self.unhealthy_since.lock();
@@ -199,10 +202,11 @@ impl Drop for Campaign {
 }
 
 /// A boxed future of one step of a campaign. `Box<dyn Future + Send>` states that the step is `Send`. Without the box,
-/// the compiler would have to prove this anew for the future of `lead`, and fails if the caller's work borrows.
+/// the compiler would have to prove this anew for the future of `lead`, and would fail if the caller's work borrows.
 type BoxedStep<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A term while its work runs. The term ends when this value is dropped, even if clones of the [`Term`] exist.
+/// A term while its work runs. The term ends at the latest when this value is dropped, even if clones of the [`Term`]
+/// exist.
 pub(crate) struct RunningTerm {
     candidate: Arc<Candidate>,
     pub(crate) term: Term,
@@ -212,7 +216,8 @@ pub(crate) struct RunningTerm {
 }
 
 impl RunningTerm {
-    /// Waits until the work must stop.
+    /// Waits until the work must stop: the lock is lost, the candidate has resigned or is stopped, or its health check
+    /// fails.
     fn wait_for_end(&self) -> BoxedStep<TermEnd> {
         let (candidate, term) = (Arc::clone(&self.candidate), self.term.clone());
         Box::pin(async move {
@@ -226,20 +231,22 @@ impl RunningTerm {
         })
     }
 
-    /// Runs the work of the term, and drops it if the term ends first. Then gives the lock back. Returns the output of the
-    /// work, or `None` if the work was dropped.
+    /// Runs the work of the term, and drops the work if the term ends first. Then gives the lock back. Returns the
+    /// output of the work, or `None` if the term ended first. If the lock cannot be given back, returns that error
+    /// instead.
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
         let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);
-        // At the end of the term, `while_held` drops the work. The lock is given back only after that.
+        // `while_held` drops the work before it returns. So the lock is given back only after that.
         let ended = while_held(loss, self.wait_for_end(), work).await;
         let given_back: BoxedStep<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())
     }
 
-    /// Gives the lock back, and waits until the next candidate can lead. Does not wait if the lock is lost. `why` is
-    /// the reason why the work was dropped, or `None` if the work has ended by itself.
+    /// Gives the lock back, and waits until its node is gone. Does not wait if the lock is lost. Also schedules the
+    /// pause before the next campaign. `why` is the reason why the work was dropped, or `None` if the work has ended by
+    /// itself.
     async fn give_back(mut self, why: Option<TermEnd>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held.detect_loss(), self.began.elapsed());
         self.why = match (loss, why) {
@@ -287,8 +294,8 @@ pub struct Term {
 }
 
 impl Term {
-    /// Returns the number of the term. It is higher than the number of every earlier term, of any candidate. It is the
-    /// [fencing token](Hold::fencing_token) of the grant.
+    /// Returns the number of the term, which is the [fencing token](Hold::fencing_token) of the grant. The number is
+    /// higher than that of every earlier term, of any candidate.
     ///
     /// Send the number with every write to another system, and let that system refuse a number lower than the highest that
     /// it has seen. Then a late write of an earlier leader does no harm.
@@ -296,8 +303,8 @@ impl Term {
         self.fencing_token()
     }
 
-    /// Returns whether the term still lasts. The method sends nothing, and returns `false` before another candidate
-    /// leads, with one exception: see [`Hold::is_held`].
+    /// Returns whether the term still lasts. The method sends nothing. The answer has already turned `false` when
+    /// another candidate can lead, with one exception: see [`Hold::is_held`].
     pub fn is_leader(&self) -> bool {
         self.is_held()
     }
@@ -313,7 +320,8 @@ impl Deref for Term {
 
 const MAX_DOUBLINGS: u32 = 5;
 
-/// The backoff between campaigns: the pause doubles with each failed campaign or short term in a row.
+/// The backoff between campaigns: the pause doubles with each failed campaign or short term in a row, up to 32 times
+/// its first length.
 pub(crate) struct Backoff {
     pause: Duration,
     short: u32,
@@ -326,7 +334,7 @@ impl Backoff {
 
     /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or
     /// zero if the campaign failed. `without_loss` is whether the term or campaign ended without a loss of the lock.
-    /// Returns `None` after a long term that was not lost.
+    /// Returns `None` after a term that was longer than this maximum and was not lost.
     pub(crate) fn next_longest_pause(&mut self, lasted: Duration, without_loss: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {
@@ -338,8 +346,8 @@ impl Backoff {
     }
 }
 
-/// Returns a random time between half of `longest` and `longest`. Without the jitter, candidates that lost their connections
-/// together would campaign again together.
+/// Returns a random time between half of `longest` and `longest`. Without the jitter, candidates that lost their
+/// connections together would campaign again at the same time.
 pub(crate) fn random_pause(longest: Duration, random: u64) -> Duration {
     let half = longest / 2;
     half + half.mul_f64((random % 1_000) as f64 / 1_000.0)

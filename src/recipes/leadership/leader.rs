@@ -1,8 +1,8 @@
 //! Observers of the leader: one read of who leads, or a stream of all changes.
 //!
 //! An observer watches the leader's node, as the first candidate behind the leader does. When nobody leads, the
-//! observer watches the directory until the first candidate comes. So candidates that come and go in the queue wake no
-//! observer, and an observer wakes no candidate.
+//! observer watches the directory until the first candidate comes. So candidates that come and go behind a leader wake
+//! no observer, and an observer wakes no candidate.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -100,9 +100,9 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     })
 }
 
-/// Returns the output of `read`, which reads the node of the candidate `it`. Returns `None` if the ensemble's leader lacks
-/// the node, and connects to another server if this client's server still lists the node. If the ensemble's leader does not
-/// answer within a session timeout, the node counts as present.
+/// Returns the output of `read`, which reads the node of the candidate `it`. Returns `None` if the ensemble's leader
+/// lacks the node, and connects to another server if this client's server still lists the node. If the check fails, or
+/// has no answer within a session timeout, the node counts as present.
 async fn unless_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -121,9 +121,9 @@ async fn unless_gone<T>(
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
 ///
 /// The first call of [`next`](Changes::next) returns the present leader. `None` inside the result means that nobody
-/// leads. A lost connection, or the end of this client's session, yields no item. Changes that were missed are reported
-/// when the connection is back. An error is yielded once, when the directory cannot be watched. The stream ends once
-/// the coordinator is closed.
+/// leads. A lost connection, or the end of this client's session, yields no item. If the leader changed meanwhile, the
+/// present leader is returned when the connection is back. If the directory cannot be watched, the error is returned
+/// once, and the stream tries again. The stream ends once the coordinator is closed.
 ///
 /// Dropping the stream removes its watch. Nothing is sent while the stream is not polled.
 pub type LeaderChanges = Changes<LeaderUpdate>;
@@ -193,8 +193,8 @@ impl Followed for Observer {
             match waited {
                 // The leader, or the first candidate, may have changed. The next round of the loop lists the queue.
                 Ok(()) => {}
-                // The leader's node was deleted between the listing and the watch, or the server wrongly says that the
-                // node does not exist.
+                // The directory, or the leader's node, was deleted between the listing and the watch. Or the server
+                // wrongly says that the leader's node does not exist.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
                         presence::pause_if_leader_has(session, &format!("{path}/{}", it.as_str()), &mut denials)
@@ -220,7 +220,8 @@ impl Observer {
         (seen.last.replace(last.clone()) != Some(last)).then_some(update)
     }
 
-    /// Waits until a candidate leads. Also lists the queue now and then, because the watch's event may be lost.
+    /// Reports that nobody leads, and waits until the directory changes. Returns immediately if somebody leads already.
+    /// Also lists the queue now and then, because the watch's event may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.directory;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
@@ -240,8 +241,9 @@ impl Observer {
         }
     }
 
-    /// Waits until the node of the leading candidate is gone. Also asks the ensemble's leader now and then, because the watch's
-    /// event may be lost. If this client's server lists a node that the ensemble's leader lacks, connects to another server.
+    /// Reports the leading candidate, and waits for an event of its node. Also asks the ensemble's leader now and then
+    /// whether the node exists, because the watch's event may be lost. If this client's server lists a node that the
+    /// ensemble's leader lacks, connects to another server.
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watch_and_read(session, &node);

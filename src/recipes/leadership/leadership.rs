@@ -27,18 +27,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # It is a write lock
 /// The directory at `path` is the directory of an [`RwLock`], and the holder of its write lock leads. So candidates
 /// lead in the order in which they queued up, and `zklock ls` shows the leader and the waiting candidates. A term keeps
-/// every promise of a [guard](crate::WriteGuard): [`is_leader`](Self::is_leader) is false before another candidate can
-/// lead, also on a machine that is cut off or was suspended, unless somebody deletes the leader's node. As with any
-/// lock, requests to other systems that are under way may arrive late. The number of the [term](Term::number) protects
-/// against them.
+/// every promise of a [guard](crate::WriteGuard): [`is_leader`](Self::is_leader) has already turned false when another
+/// candidate can lead, also on a machine that is cut off or was suspended, unless somebody deletes the leader's node.
+/// As with any lock, requests to other systems that are under way may arrive late. The number of the
+/// [term](Term::number) protects against them.
 ///
 /// # Pauses
 /// After a term that was lost or short, and after a campaign that failed, the candidate waits [a
 /// second](LeadershipBuilder::pause) before it campaigns again. A term is short if it lasts no longer than the pause
-/// that would follow it. With each failed campaign or short term in a row, the pause doubles, up to 32 seconds. The
-/// actual pause is random, between half of that time and all of it, because several candidates may have failed at once.
-/// There is no pause after a long term that was not lost, nor after [`resign`](Self::resign). The same pauses apply
-/// when a program calls [`lead`](Self::lead) again.
+/// that would follow it. With each failed campaign or short term in a row, the pause doubles, up to 32 times its first
+/// length. The actual pause is random, between half of that time and all of it, because several candidates may have
+/// failed at once. There is no pause after a long term that was not lost, nor after [`resign`](Self::resign). The same
+/// pauses apply when a program calls [`lead`](Self::lead) again.
 ///
 /// # Examples
 ///
@@ -93,7 +93,7 @@ impl Leadership {
     /// how soon the work is dropped after a loss, and what the work may have done by then.
     ///
     /// When the work ends by itself, with any result, this candidate hands over and leaves the queue. When `lead`
-    /// returns, the next candidate leads, if there is one. To campaign again, call `lead` in a loop.
+    /// returns, the next candidate can lead, if there is one. To campaign again, call `lead` in a loop.
     ///
     /// A campaign that fails for a temporary reason (no server is reachable, the session is over) begins again, after a
     /// [pause](Leadership#pauses).
@@ -192,8 +192,8 @@ impl Leadership {
         Ok(None)
     }
 
-    /// Returns whether this candidate leads. The method returns `false` before another candidate leads, with one
-    /// exception: see [`Hold::is_held`](crate::Hold::is_held). It reads the clock and sends nothing.
+    /// Returns whether this candidate leads. The method reads the clock and sends nothing. The answer has already
+    /// turned `false` when another candidate can lead, with one exception: see [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_leader(&self) -> bool {
         self.term().is_some()
     }
@@ -305,7 +305,8 @@ impl Leadership {
         leader::leader(&self.candidate.lock.config)
     }
 
-    /// Returns a stream of the leaders: first the present leader, then each change.
+    /// Returns a stream of the leaders: first the present leader, and then each new leader. Changes between two polls
+    /// may be skipped, but never the newest.
     ///
     /// Costs four requests for each change. Like [`leader`](Self::leader), the stream does not return a leader whose node
     /// the ensemble no longer has. If no change comes for a session timeout, the stream asks the ensemble's leader whether
@@ -363,8 +364,8 @@ pub struct LeadershipBuilder {
 }
 
 impl LeadershipBuilder {
-    /// Sets the data that this candidate publishes while it leads, such as the address of its service. At most 256
-    /// bytes, without control characters. Default: no data.
+    /// Sets the data that this candidate publishes while it leads, such as the address of its service.
+    /// [`build`](Self::build) refuses data of more than 256 bytes or with a control character. Default: no data.
     ///
     /// The data is the label of the candidate's node, so `zklock ls` shows it, too. The data does not change during a term.
     /// Put larger data, or data that changes, into a node that the leader writes by a
@@ -374,7 +375,7 @@ impl LeadershipBuilder {
         self
     }
 
-    /// Sets a health check: the candidate campaigns and leads only while `check` returns `true`.
+    /// Sets a health check. A candidate whose check fails does not campaign, and resigns if it leads.
     ///
     /// `check` is called before each campaign, and then every `interval`, while the candidate waits and while it leads.
     /// When `check` returns `false`, or does not answer within an `interval`, a leader resigns, and a waiting candidate

@@ -57,8 +57,8 @@ impl MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: DropSignal::default() }
     }
 
-    /// Waits for the grant of the next lock, whose directory is `path`, and adds that lock. Fails if a lock of this guard
-    /// is lost during the wait.
+    /// Waits for the grant of the next lock, whose directory is `path`, and adds that lock. Fails if `granted` fails,
+    /// or if a lock of this guard is lost during the wait.
     pub(crate) async fn add(
         &mut self,
         path: &str,
@@ -81,8 +81,8 @@ impl MultiGuard {
         }
     }
 
-    /// Returns the path of the lost lock, and the reason. If several locks are lost, always returns the loss that was found
-    /// first.
+    /// Returns the path of the lost lock, and the reason; `None` if no lock is lost. If several locks are lost, always
+    /// returns the loss that was found first.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
             let found = self.locks.iter().find_map(|held| Some((held.user_path().to_owned(), held.detect_loss()?)))?;
@@ -91,7 +91,8 @@ impl MultiGuard {
         lost.map(|(path, why)| (path.as_str(), *why))
     }
 
-    /// Returns the path of each lock's node, in the order in which the locks were taken.
+    /// Returns the path of this guard's own node in the directory of each lock, in the order in which the locks were
+    /// taken.
     ///
     /// Any client can add checks that these nodes exist to a ZooKeeper transaction. The transaction then commits only while
     /// all the locks are held.
@@ -133,8 +134,8 @@ impl MultiGuard {
         self.loss().is_none()
     }
 
-    /// Returns the state of the guard: lost if any of its locks is lost, suspect if any is suspect. If several locks are
-    /// suspect, the state has the earliest `until` of them.
+    /// Returns the state of the guard: lost if any of its locks is lost, or else suspect if any is suspect, or else
+    /// held. If several locks are suspect, the state has the earliest `until` of them.
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
@@ -142,8 +143,9 @@ impl MultiGuard {
         }
     }
 
-    /// Returns a stream of the [`state`](Self::state): first the present state, then each later one. The stream ends
-    /// after `Lost`, and when the guard is dropped.
+    /// Returns a stream of the [`state`](Self::state): first the present state, and then the new state whenever its
+    /// kind has changed. Of several changes between two polls, only the last may come. The stream ends after `Lost`,
+    /// and when the guard is dropped.
     ///
     /// # Examples
     ///
@@ -266,8 +268,8 @@ impl MultiGuard {
 
     /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// Reads on the session of the lock that was granted last. So the read sees everything that earlier holders of any
-    /// of these locks wrote to ZooKeeper before they released the lock.
+    /// Reads on the session of the lock that was granted last. So the read sees everything that an earlier holder of
+    /// one of these locks wrote to ZooKeeper before it released that lock, if that holder excluded this guard.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -300,7 +302,8 @@ impl MultiGuard {
         })
     }
 
-    /// Starts a transaction. The ensemble commits it only if all the locks are still held at the commit. See [`Transaction`].
+    /// Starts a transaction, which the ensemble commits only if all the locks are still held at the commit. See
+    /// [`Transaction`].
     ///
     /// # Examples
     ///
@@ -324,7 +327,7 @@ impl MultiGuard {
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
     ///
-    /// Sends all requests before any is answered, so the call takes as long as one release.
+    /// Sends all requests before any is answered, so the call takes about as long as the release of one lock.
     ///
     /// # Cancel safety
     /// Dropping the future gives the locks back in any case. After its first poll, the release goes on in the

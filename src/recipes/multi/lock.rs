@@ -28,7 +28,7 @@ use crate::session::contract::Coordinator;
 /// while the task waits for the next. If a lock cannot be acquired, or one is lost meanwhile, the locks taken so far
 /// are given back, the last one first.
 ///
-/// The order protects only the tasks that keep it. A task that holds a lock, or a [`MultiGuard`], must not wait for a
+/// The order protects only tasks that follow it. A task that holds a lock, or a [`MultiGuard`], must not wait for a
 /// lock with an earlier path, nor for a lock that it holds already. See also [fairness](RwLock#fairness).
 ///
 /// # Examples
@@ -110,8 +110,9 @@ impl MultiLock {
     /// The nodes and watches of the acquisition are removed as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] says which lock failed, and why. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
-    /// was given. [`Error::Evicted`] also if a lock that is already granted is lost while a later one is waited for.
+    /// [`Error::OneOfMany`], with the lock that failed and the reason: [`Error::Timeout`] only if a
+    /// [`timeout`](Acquire::timeout) was given, and [`Error::Evicted`] also if a lock that is already granted is lost
+    /// while a later one is waited for. [`Error::InvalidInput`] if an option is invalid.
     ///
     /// # Examples
     ///
@@ -136,9 +137,10 @@ impl MultiLock {
     /// Acquires all the locks if none of them is taken. Does not wait for any contender. Writes nothing to the ensemble
     /// if a lock is taken.
     ///
-    /// Reads the queues of all the locks at once, and then acquires one lock after the other. If another contender acquires
-    /// one of the locks meanwhile, the call gives back the locks that it has taken, and fails. In all other respects, works
-    /// like [`RwLock::try_write`].
+    /// If this process [keeps](crate::RwLockBuilder::keep) an idle node of one of the locks, first gives that node up.
+    /// Reads the queues of all the locks at once, and then acquires one lock after the other. If another contender
+    /// acquires one of the locks meanwhile, the call gives back the locks that it has taken, and fails. In all other
+    /// respects, works like [`RwLock::try_write`].
     ///
     /// # Cancel safety
     /// Same as for [`MultiLock::lock`].
@@ -171,8 +173,8 @@ impl MultiLock {
     }
 
     async fn try_acquire(&self) -> Result<MultiGuard, Error> {
-        // The `MultiLock` cannot reuse a node that this process keeps idle between uses (`RwLockBuilder::keep`), and would
-        // wait for that node. So idle nodes are given up first.
+        // The `MultiLock` cannot reuse a node that this process keeps between uses (`RwLockBuilder::keep`), and would
+        // find the lock taken by that node. So idle nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.give_up_idle_node());
         let all: Vec<_> =
             self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, AcquireOptions::default())).collect();
@@ -192,7 +194,8 @@ impl MultiLock {
     }
 
     async fn acquire(&self, mut options: AcquireOptions) -> Result<MultiGuard, Error> {
-        // The timeout covers all the locks. If an option is invalid, the acquisition of the first lock fails because of it.
+        // Starts the timeout once, so that it covers all the locks. If an option is invalid, the acquisition of the
+        // first lock fails because of it.
         _ = options.start_timeout();
         let mut taken = MultiGuard::empty();
         for (lock, mode) in &*self.locks {
@@ -208,7 +211,7 @@ fn acquisition(lock: &RwLock, mode: Mode, options: AcquireOptions) -> Acquisitio
     Acquisition::new(Arc::clone(&lock.config), mode, options)
 }
 
-/// Fails if the two locks are certainly of different ensembles, or if their connect strings end in different paths.
+/// Fails if both clients have connect strings, and these name no common server or end in different paths.
 fn check_same_ensemble(one: &RwLock, other: &RwLock) -> Result<(), Error> {
     let namespace = |lock: &RwLock| lock.config.coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };

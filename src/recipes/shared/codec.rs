@@ -76,7 +76,7 @@ impl ValueRules {
         ValueRules { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
     }
 
-    /// Fails if the name of the format would make the header unreadable.
+    /// Fails unless the name of the format has 1 to 64 characters, all of them safe in the header.
     pub(crate) fn check_name(&self) -> Result<(), Error> {
         let name = &self.name;
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
@@ -87,8 +87,8 @@ impl ValueRules {
         Ok(())
     }
 
-    /// Splits a node's bytes into the header and the encoded value. Fails if there are no bytes, if they are not from this
-    /// library, if the value has a newer schema, or if it has the same schema in another format.
+    /// Splits a node's bytes into the header and the encoded value. Fails if there are no bytes, if they are not from
+    /// this library, if the value has a newer schema, or if the value has the same schema in another format.
     pub(crate) fn split_and_check<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
         if bytes.is_empty() {
             return Err(ValueError::Unset);
@@ -176,8 +176,8 @@ impl CommitId {
 pub(crate) struct Header {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The earlier commit whose value was replaced by this value. If the reply to the earlier commit was lost, this field tells
-    /// the writer of the earlier commit that it was carried out.
+    /// The commit that wrote the previous value, if that is known. If the reply to that commit was lost, this field
+    /// tells its writer that the commit was carried out.
     pub(crate) after: Option<CommitId>,
 }
 
@@ -225,7 +225,7 @@ impl Header {
     }
 }
 
-/// Returns the present time, rounded to the precision of the header.
+/// Returns the present time, rounded down to milliseconds, the precision of the header.
 pub(crate) fn now() -> SystemTime {
     let since = clamp_to_printable(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
@@ -355,7 +355,8 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
     }
 }
 
-/// A format that stores the plain bytes of a `Vec<u8>`, a `Box<[u8]>` or a `String`. The bytes of a `String` must be UTF-8.
+/// A format that stores the plain bytes of a value, such as a `Vec<u8>`, a `Box<[u8]>` or a `String`. The bytes of a
+/// `String` must be UTF-8.
 ///
 /// # Examples
 ///

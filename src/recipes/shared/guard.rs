@@ -17,8 +17,8 @@ use crate::recipes::shared::shared::Shared;
 use crate::recipes::shared::store::{Loaded, SharedState};
 use crate::session::request::{Failure, Loss};
 
-/// A [`Shared`](crate::Shared) value, held to read. Derefs to the value, which was read when the lock was granted, and
-/// does not change while the guard is held.
+/// A [`Shared`](crate::Shared) value, held to read. Derefs to the value as it was when the lock was granted. While the
+/// guard is held, no writer changes the value under the lock.
 ///
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
@@ -158,7 +158,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     }
 
     /// Returns the writer of the value that the guard's last commit wrote, or of the value read at the grant. `None` if
-    /// there is no value yet.
+    /// there is no value yet, or none with a valid header.
     pub fn written(&self) -> Option<&Written> {
         self.loaded.written.as_ref()
     }
@@ -193,8 +193,9 @@ impl<T> DerefMut for SharedWriteGuard<T> {
 impl<T: Send + Sync + 'static> Shared<T> {
     /// Acquires the lock to read, and reads the value. The value does not change while the guard is held.
     ///
-    /// Await the returned builder, with or without options. The acquisition waits until every earlier writer has left: see
-    /// [`RwLock`](crate::RwLock) for fairness. It costs one request more than an acquisition of the lock alone.
+    /// Await the returned builder, with or without options. The acquisition waits until every earlier writer has left:
+    /// see [`RwLock`](crate::RwLock) for fairness. The read of the value costs one request, or none if the lock was
+    /// [kept](crate::RwLockBuilder::keep) since an earlier read.
     ///
     /// The value is that of the last writer, whichever server this client is connected to. A server that shows this
     /// client's grant also shows the release of the earlier writer, and so every commit before that release. Later reads
@@ -449,8 +450,8 @@ async fn update<T: Send + Sync + 'static, R: Send>(
     }
 }
 
-/// Returns whether nothing was written and another try may succeed. An update is not tried again after an operator has
-/// removed the lock's node, because the operator wanted to stop the update.
+/// Returns whether the error means that nothing was written and another try may succeed. An update is not tried again
+/// after the lock's node was removed, because an operator may have removed the node to stop the update.
 fn is_retryable(error: &Error) -> bool {
     match error {
         Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),

@@ -1,5 +1,6 @@
-//! What this process knows of a shared value's node: the newest value, and numbered events for the streams of values. Reads
-//! and commits update this copy. It stores the value as bytes, so the library's threads can drop it without running user code.
+//! What this process knows of a shared value's node: the newest value, and numbered events for the streams of values.
+//! Reads and commits update this copy. The copy stores the value as bytes, so the library's threads can drop it without
+//! running user code.
 
 use std::fmt;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub(crate) struct LocalCopy {
     pub(super) vanished: u64,
     /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,
-    /// The event number of our last commit, until a read shows the commit. 0 otherwise.
+    /// The event number of our last commit, until a later read is recorded. 0 otherwise.
     own_commit: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
@@ -91,7 +92,8 @@ impl LocalCopy {
         value.chain(trouble).find(|(event, _)| *event > seen)
     }
 
-    /// Returns whether the node has no value now, and no value came after the event `before`.
+    /// Returns whether the node, as far as this process knows, has no value now, and no value came after the event
+    /// `before`.
     pub(super) fn has_no_value_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
         self.newest.as_ref().is_none_or(|newest| newest.event <= before) && self.trouble.as_ref().is_some_and(is_unset)
@@ -138,8 +140,8 @@ impl LocalCopy {
     }
 
     /// Records a commit of this process. `czxid` is `None` if the committing holder created the node. Ignores the
-    /// commit unless the newest value has the same czxid and a lower version. With another czxid, the commit's node may
-    /// be the older one, from before a restore of the ensemble.
+    /// commit, and returns `false`, unless the newest value has the same czxid and a lower version. With another czxid,
+    /// the commit's node may be the older one, from before a restore of the ensemble.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &SeenContent| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };

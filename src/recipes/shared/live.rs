@@ -24,7 +24,8 @@ use crate::telemetry::debug::debug;
 /// A copy of a [`Shared`] value in this process, kept fresh by a watch. [`get`](Self::get) always has a value. Made by
 /// [`Shared::live`].
 ///
-/// The node is watched until all handles of the value are dropped. A handle is cheap to clone, and clones share the copy.
+/// The node is watched until all handles and streams of the value are dropped. A handle is cheap to clone, and clones
+/// share the copy.
 pub struct Live<T> {
     state: Arc<SharedState<T>>,
     /// The first value that came. `get` falls back to this value if the copy has none, which should not happen.
@@ -32,7 +33,8 @@ pub struct Live<T> {
 }
 
 impl<T: Send + Sync + 'static> Live<T> {
-    /// Returns the newest value that has come from the ensemble. Takes no lock, sends nothing and waits for nothing.
+    /// Returns the newest value that has come from the ensemble and can be decoded. Does not acquire the lock, sends
+    /// nothing and waits for nothing.
     ///
     /// # How old it may be
     /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds. A
@@ -46,7 +48,7 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// session has ended meanwhile. In these cases the watch delivers the value, about a round trip later.
     ///
     /// If the node is deleted, or holds no valid value, the copy keeps the last value, and `state` and
-    /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
+    /// [`changes`](Self::changes) say why. After a change, the first call decodes the new bytes, for all later calls.
     ///
     /// # Examples
     ///
@@ -130,7 +132,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     }
 
     /// Returns a stream of the values: first the present one, then each new one that is read. If there is no value, the
-    /// [initial](crate::shared::SharedBuilder::initial) one is written, and comes first. See [`ValueChanges`].
+    /// [initial](crate::shared::SharedBuilder::initial) one is written, if one was given, and comes first. See
+    /// [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.state)
     }
@@ -148,7 +151,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     ///
     /// # Errors
     /// [`Error::Value`] if the node holds bytes that are no value of this library. An empty or missing node is no
-    /// error: the call waits until it has a value. [`Error::PermissionDenied`] if the node may not be read.
+    /// error: the call waits until the node has a value. [`Error::PermissionDenied`] if the node may not be read.
     /// [`Error::Closed`] if the coordinator is closed.
     ///
     /// # Examples
@@ -185,16 +188,17 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 /// A stream of the values of a [`Shared`](crate::Shared). Made by [`Shared::changes`](crate::Shared::changes). The node
-/// is watched as long as the stream exists.
+/// is watched until all handles and streams of the value are dropped.
 ///
 /// The first call of [`next`](Changes::next) returns the present value, as soon as it has come. If the value changes
 /// several times between two reads, only the last value comes. The stream ends once the coordinator is closed.
 ///
 /// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
 /// why), the node cannot be watched now, or this client's only server has missed a change that the ensemble has
-/// ([`Error::Diverged`]). If the node holds no value at the beginning, the
-/// [initial](crate::shared::SharedBuilder::initial) value is written and yielded instead of an error. A lost connection,
-/// or the end of a session, is no error: the library sets the watch up again, and then reports a missed change.
+/// ([`Error::Diverged`]). If the node holds no value at the beginning, and an
+/// [initial](crate::shared::SharedBuilder::initial) value was given, that value is written and yielded instead of an
+/// error. A lost connection, or the end of a session, is no error: the library sets the watch up again, and then
+/// reports a missed change.
 ///
 /// # Examples
 ///
@@ -212,7 +216,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// ```
 pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
-/// Starts to follow the node, and returns a stream of the values.
+/// Starts the background task that watches the node, unless it runs. Returns a stream of the values.
 fn changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChanges<T> {
     state.start_follower();
     let (state, known) = (Arc::clone(state), state.known.subscribe());
@@ -230,8 +234,8 @@ struct Subscriber<T> {
     known: watch::Receiver<LocalCopy>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The field `vanished` of the copy at the stream's first item: the event number of a value that the node no longer
-    /// has, or 0.
+    /// The copy's field `vanished` at the stream's first item: the event number of a value that the node no longer has,
+    /// or 0.
     before: u64,
     seen: u64,
     /// The background write of the initial value, if one runs.
@@ -252,8 +256,8 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 (known.event_after(self.seen), known.has_no_value_since(self.before), known.over.is_some())
             };
             if !is_unset {
-                // The node has content, or its content is unknown. Dropping the receiver stops the write of the initial
-                // value.
+                // The node has had a value since then, or it is unknown whether the node has one. Dropping the receiver
+                // stops the write of the initial value.
                 self.initial_write = None;
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);

@@ -133,10 +133,10 @@ impl ValueNode {
         }
     }
 
-    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace. This is
-    /// the node's present state if this holder wrote it. Otherwise it is `before`. If another client has written the
-    /// node since `before`, the version check then refuses the next commit. Fails if the lock is lost, or if another
-    /// client has deleted the node and created it again.
+    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace: the
+    /// node's present state if this holder wrote that state, or else `before`. If another client has written the node
+    /// since `before`, the version check then refuses the next commit. Fails if the lock is lost, the node cannot be
+    /// read, or another client has deleted the node and created it again.
     pub(crate) async fn base_after_doubt(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
@@ -163,7 +163,7 @@ pub(crate) struct Base {
     /// The czxid of the node. `None` if there is no node, or if this holder created the node, because the reply of a
     /// transaction has no czxid.
     pub(crate) czxid: Option<i64>,
-    /// The commit that wrote the node's value. `None` if the content is not a value of this library.
+    /// The commit that wrote the node's value. `None` if there is no node, or if its content has no valid header.
     pub(crate) commit_id: Option<CommitId>,
     pub(crate) absence: Absence,
 }
@@ -208,8 +208,8 @@ struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Writes the bytes if the lock is held and the node is still in the state `base`. If the reply is lost, reads the node,
-    /// and writes again if the commit was certainly not carried out.
+    /// Writes the bytes if the lock is held and the node is still in the state `base`. If the reply is lost, reads the
+    /// node, and writes again, a limited number of times, if the commit was certainly not carried out.
     async fn carry_out(self) -> Result<(), Error> {
         let (mut doubt, mut tries) = (None, 0);
         loop {
@@ -248,8 +248,9 @@ impl Commit<'_> {
         }
     }
 
-    /// Reads the node, and returns what became of the commit. If the lock is lost, first deletes this holder's lock node, so
-    /// that the commit cannot take effect later, and also returns the loss. Returns `None` if the delete or the read fails.
+    /// Reads the node, and returns what became of the commit. If the lock is lost or the session has ended, first
+    /// deletes this holder's lock node, so that the commit cannot take effect later, and also returns the loss. Returns
+    /// `None` if the delete or the read fails.
     async fn find_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.commit_id);
         match self.hold.run_while_held(retry::data(self.hold.session(), &self.node.path, true)).await {
@@ -286,16 +287,16 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> T
         // If there was no write, the commit was not carried out. If there was one write, it came from another client,
         // because the value is not from our commit. So the version check refuses the commit.
         0 | 1 => TransactionFate::Undone,
-        // The second write names the commit that it replaced, which is not ours. So the first write came from another
-        // client, and the version check refuses our commit.
+        // The second write names the commit that made the first write, which is not ours. So another client made the
+        // first write, and the version check refuses our commit.
         2 if after.is_some() => TransactionFate::Undone,
         _ => TransactionFate::Unknown,
     }
 }
 
-/// Returns whether a node that this client's server does not show was deleted. It existed if this process has seen a
-/// value in it (`is_known`), or if its twin exists. Asks the ensemble's leader whether the node is gone, because the
-/// server may lag behind.
+/// Returns whether a node that this client's server does not show existed before, and was deleted. The node existed
+/// before if this process has seen a value in the node (`is_known`), or if its twin exists. Asks the ensemble's leader
+/// whether the node is gone, because the server may lag behind.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_path(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);

@@ -15,10 +15,10 @@ use crate::validation;
 
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
 ///
-/// [`read`](Self::read) returns a guard that derefs to the value, fresh under the lock. [`write`](Self::write) returns
-/// a guard for changes. [`commit`](crate::shared::SharedWriteGuard::commit) writes the changes, in a transaction that
-/// checks that the lock is held. Changes without a commit are discarded. [`update`](Self::update) acquires, changes,
-/// commits and releases in one call.
+/// [`read`](Self::read) returns a guard that derefs to the value, as it is under the lock. [`write`](Self::write)
+/// returns a guard for changes. [`commit`](crate::shared::SharedWriteGuard::commit) writes the changes, in a
+/// transaction that checks that the lock is held. Changes without a commit are discarded. [`update`](Self::update)
+/// acquires, changes, commits and releases in one call.
 ///
 /// [`live`](Self::live) returns a copy in this process, kept fresh by a watch, for hot paths.
 /// [`changes`](Self::changes) returns a stream of the values, and [`wait_for`](Self::wait_for) waits for one of them. A
@@ -45,9 +45,9 @@ use crate::validation;
 /// {"endpoint":"db-1","password":"secret"}
 /// ```
 ///
-/// The header marks a value of this library. Other bytes are an [error](crate::error::ValueError::Foreign), and are not
-/// overwritten. An empty node counts as a node without a value, so an operator can create the node beforehand, with an
-/// ACL of its own.
+/// The header marks a value of this library. Other bytes are an [error](crate::error::ValueError::Foreign), and only a
+/// commit after [`replacing`](crate::Acquire::replacing) overwrites them. An empty node counts as a node without a
+/// value, so an operator can create the node beforehand, with an ACL of its own.
 ///
 /// Other programs that use the same lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
 /// `/billing/database` would be another lock, and exclude no user of the value.
@@ -59,7 +59,7 @@ use crate::validation;
 /// [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
 ///
 /// # How large it may be
-/// 1,044,479 bytes, with the header: see [`size_limit`](SharedBuilder::size_limit).
+/// At most 1,044,479 bytes, with the header, unless another [`size_limit`](SharedBuilder::size_limit) is set.
 ///
 /// # Examples
 ///
@@ -206,8 +206,9 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// Sets the schema: the version of the type, which is stored with each value. Raise the schema when older programs must
     /// not change what newer programs have written. Default: 1.
     ///
-    /// A value of a newer schema is a [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and is left
-    /// alone. A value of an older schema is passed to [`migrate`](Self::migrate).
+    /// A value of a newer schema is a [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and only a
+    /// commit after [`replacing`](crate::Acquire::replacing) overwrites the value. A value of an older schema is passed
+    /// to [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
         self.rules.schema = schema;
         self

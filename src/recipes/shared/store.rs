@@ -29,8 +29,8 @@ use crate::sync::{Mutex, OnceLock, watch};
 /// The name of the follower's operation in errors.
 const WATCH: &str = "watch";
 
-/// How often one read tries to write the initial value. A further try follows if another client has changed or deleted
-/// the node.
+/// How often one read tries to write the initial value. The read tries again if it still finds no value, for example
+/// because another client has changed or deleted the node.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
@@ -38,7 +38,7 @@ pub(crate) struct SharedState<T> {
     /// Dropping this sender stops the [`Follower`] of the node. The field stands first, so it is dropped first, and the
     /// follower's watch and session slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
-    /// The copy of the node. The follower updates the copy, and shares it.
+    /// The copy of the node. The follower owns another pointer to the copy, and updates it.
     pub(super) known: Arc<watch::Sender<LocalCopy>>,
     decoded: Mutex<Decoded<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
@@ -50,7 +50,7 @@ pub(crate) struct SharedState<T> {
 struct Decoded<T> {
     /// The number of the newest event whose value was decoded. 0 at first.
     event: u64,
-    /// The value of this event, or the error of its decoding.
+    /// The value of this event, or the error of its decoding. `None` before the first decoding.
     value: Option<Result<Arc<Stored<T>>, Error>>,
     /// The newest value that could be decoded.
     last_good: Option<Arc<Stored<T>>>,
@@ -83,7 +83,8 @@ impl<T> SharedState<T> {
 
     /// Returns the value that an earlier read found under the same kept node. Clients that use the lock cannot have
     /// changed the value since then. A write by a client without the lock is not noticed. Returns `None` if there is no
-    /// such value, or if this process has sent a transaction under the node since that read.
+    /// such value, if this process has sent a transaction under the node since that read, or if such a transaction may
+    /// still be carried out.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held.node();
         let writes = node.writes_if_settled().filter(|_| guard.is_kept())?;
@@ -169,7 +170,8 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         self.codec.encode(value).map_err(|error| self.node.value_error(error))
     }
 
-    /// Returns the newest value that has come from the ensemble and could be decoded.
+    /// Returns the newest value that has come from the ensemble or, if that value cannot be decoded, the last one that
+    /// was. `None` if there is none.
     pub(crate) fn latest(&self) -> Option<Arc<Stored<T>>> {
         self.start_follower();
         let newest = self.known.borrow().newest.clone()?;
@@ -205,7 +207,8 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         });
     }
 
-    /// Returns the decoded value of `seen`. The first caller decodes the bytes, and later callers get the same value.
+    /// Returns the decoded value of `seen`. Stores the result for later callers, unless the result of a newer event is
+    /// stored already.
     ///
     /// The format is user code, which may take long, panic, or use this copy. So no mutex is locked during the
     /// decoding. A caller that comes during the decoding does not wait: it decodes the bytes, too, and returns the
@@ -353,9 +356,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Handles a read that found no node. Returns `true` if the caller should wait until the node is created. Returns
-    /// `false` if the ensemble's leader has the node. The caller then reads again, because the leader's reply has synced
-    /// the server.
+    /// Handles a read that found no node. Returns `false` if the caller should read again, because the ensemble's
+    /// leader has the node, and its reply has synced the server. Otherwise records the reason, and returns `true`: the
+    /// caller should wait until the node is created.
     async fn record_missing_node(
         &self,
         session: &Arc<dyn Session>,
