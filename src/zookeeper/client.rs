@@ -77,6 +77,7 @@ impl ZooKeeper {
     /// # Errors
     /// - [`Error::Unreachable`] when no server gave a session within the session timeout (10 s).
     /// - [`Error::InvalidInput`] when `servers` is not a valid list.
+    /// - [`Error::PermissionDenied`] when the path is missing, and this client may not create it.
     /// - [`Error::Closed`] in a process that was forked from one that had connected.
     pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
@@ -267,7 +268,7 @@ impl Drop for Sessions {
     fn drop(&mut self) {
         if is_forked() {
             // The sessions belong to the parent process. They are not dropped, because a thread of the parent may have
-            // held a mutex of a session during the fork, and the drop would wait for that mutex for ever.
+            // held a mutex inside a session during the fork, and the drop would wait for that mutex for ever.
             std::mem::forget(std::mem::take(&mut *self.sessions.lock()));
             return;
         }
@@ -275,12 +276,13 @@ impl Drop for Sessions {
         let connected = sessions.iter().filter(|it| it.lease().is_connected());
         let leaving: Vec<_> = connected.map(|it| it.follower.clone()).collect();
         drop(sessions);
-        // This thread itself would end the sessions or deliver the events, so a wait here would be in vain.
+        // A thread of the library would itself have to end the sessions or deliver the events, so its wait would be in
+        // vain.
         if user_thread::is_library_thread() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
-        // Sleeps the thread, because a drop is not async.
+        // Blocks the thread, because a drop cannot await.
         while Instant::now() < deadline && leaving.iter().any(|follower| follower.has_changed().is_ok()) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -296,9 +298,9 @@ impl Sessions {
         if is_forked() { Some(Ending::Forked) } else { closed() }
     }
 
-    /// Returns a slot on the oldest live session that has room, and marks the session as used. Before that, drops each
-    /// session that is over, and reports the end of the oldest of these to [`Outage`]. Of the live sessions, keeps the
-    /// oldest and those that are in use.
+    /// Returns a slot on the oldest live session that has room, and marks that session as used. Also drops each session
+    /// that is over, and each unused one except the oldest live session. Reports to [`Outage`] the end of the oldest
+    /// session that is over.
     fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
@@ -389,8 +391,8 @@ impl Sessions {
         async move { drop(closed.wait_for(|closed| *closed).await) }
     }
 
-    /// Connects on the library's thread. The client crate spawns its task on the runtime on which `connect` is called,
-    /// and the caller's runtime may be blocked or end.
+    /// Connects on the library's thread, because the client crate spawns its task on the runtime on which `connect` is
+    /// called, and the caller's runtime may be blocked or end.
     ///
     /// Dropping the returned future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {

@@ -21,8 +21,8 @@ use crate::zookeeper::probe::probe_for_reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// A probe of the servers begins this long before the time limit for opening a session, to find the reason why there is
-/// no session. With a limit below 6 s, the probe begins at half the limit. A slow server may need 3 s to answer a
+/// If there is no session yet, [`new_session`] begins a probe of the servers for the reason this long before its time
+/// limit ends. With a limit below 6 s, the probe begins at half the limit. A slow server may need 3 s to answer a
 /// probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
@@ -59,8 +59,8 @@ impl ReconnectSchedule {
 }
 
 /// Opens a session, or resumes `session`: tries one address after another until a server gives a session. Also returns
-/// the address, and a moment before the handshake of the session was sent. An error other than `NoHosts`, `Timeout` and
-/// `SessionExpired` ends the attempts.
+/// the address, and a moment before the handshake of the session was sent. Returns the first error other than
+/// `NoHosts`, `Timeout` and `SessionExpired`.
 ///
 /// If the session replaces a `lost` one, a random pause follows each failed round of attempts, so that not all clients
 /// of an ensemble come back within a second.
@@ -174,8 +174,8 @@ pub(super) async fn new_session(
     }
 }
 
-/// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason [`PROBE_AHEAD`]
-/// before the end.
+/// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason shortly before
+/// the end.
 async fn wait_and_find_reason(config: &ConnectConfig, bound: Duration) -> String {
     let ahead = PROBE_AHEAD.min(bound / 2);
     let (nearly, end) = (sleep(bound - ahead), sleep(bound));

@@ -34,8 +34,8 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(3);
 /// an ordinary pause of a server for a broken connection.
 const QUICKEST: Duration = Duration::from_millis(350);
 
-/// For how many session timeouts a server with unanswered writes is avoided, and a theft is possible after an abandoned
-/// attempt.
+/// For how many session timeouts a server with unanswered writes is avoided, and for how many an abandoned attempt may
+/// still lead to a theft.
 const KEEPS_WRITES_FOR: u32 = 10;
 
 /// For how long a server that disagrees with its leader is avoided.
@@ -114,7 +114,7 @@ pub enum Next {
 /// Why an attempt has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// No answer came within the limit.
+    /// No answer came in time.
     Silent,
     /// The server has refused or closed the connection, or gave no session.
     Refused,
@@ -165,13 +165,14 @@ struct KnownAddress {
 }
 
 impl Attempts {
-    /// Returns the state of a client that has tried no address. `limit` is the limit of the first attempt at each address.
+    /// Returns the state of a client that has tried no address. `limit` is the limit of the first attempt at each
+    /// address.
     pub fn new(session_timeout: Duration, limit: Duration) -> Attempts {
         Attempts { session_timeout, limit, round: 1, ..Attempts::default() }
     }
 
-    /// Records the addresses that a look-up of this server has found. The server's other addresses are forgotten. `random`
-    /// decides the place of a new address in the order of attempts.
+    /// Records the addresses that a look-up of this server has found. The server's other addresses are forgotten.
+    /// `random` decides the place of a new address in the order of attempts.
     pub fn learn(&mut self, server: usize, addresses: &[Option<SocketAddr>], mut random: impl FnMut() -> u64) {
         self.known.retain(|it| it.target.server != server || addresses.contains(&it.target.address));
         for address in addresses {
@@ -248,7 +249,7 @@ impl Attempts {
     }
 
     /// Returns whether a look-up has found this address since the connection was lost. Only then is the server at this
-    /// address believed when it says that the session is over. A target without an address is always fresh.
+    /// address believed when it says that the session is over. A known target without an address is always fresh.
     pub fn is_fresh(&self, target: Target) -> bool {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
@@ -291,8 +292,7 @@ impl Attempts {
             // A target without an address stays fresh, because the client crate looks its name up at each attempt.
             (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
         }
-        // A lease is shorter than a session timeout. So after this time the lease has ended, unless an answer has
-        // renewed it.
+        // A lease is shorter than a session timeout. So by then the lease has ended, unless an answer has renewed it.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
         if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {

@@ -135,7 +135,7 @@ impl ServerFinder {
             if !pause.is_zero() {
                 sleep(pause).await;
             }
-            // The handshake of TLS or Kerberos needs the name. So the client crate gets the name, and looks it up
+            // If the handshake of TLS or Kerberos needs the name, the client crate gets the name, and looks it up
             // itself.
             let found = if needs_name {
                 Ok(vec![None])
@@ -203,7 +203,7 @@ pub(super) struct Connections {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) watches: Arc<Watches>,
     pub(super) background: Arc<BackgroundThread>,
-    /// The user as which this client is authenticated, for error messages.
+    /// Describes the user as which this client is authenticated, for error messages.
     pub(super) whom: String,
     pub(super) rights: OwnRights,
     pub(super) features: ServerFeatures,
@@ -259,8 +259,8 @@ impl ServedConnection {
 }
 
 impl Drop for ServedConnection {
-    /// Abandons the connection. The task is dropped before the client, because a running task would close the session once
-    /// the last client is dropped.
+    /// Abandons the connection. The task is dropped before the client, because a running task would close the session
+    /// once the last client is dropped.
     fn drop(&mut self) {
         self.record.end(true);
         drop_catching_panic(self.task.take());
@@ -287,8 +287,8 @@ impl Connections {
                         None => continue,
                     }
                 }
-                // If the session is idle, its connection is made ready only when a request waits for it, or when the
-                // session is closed.
+                // The connection of an idle session is made ready only when a request waits for it. A close of the
+                // session also wakes this branch.
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.make_ready(&served).await {
                         Ok(()) => {
@@ -452,7 +452,7 @@ impl Connections {
 
     /// Answers a request to leave a server. Answers `false` if the request is about an earlier connection, and an error
     /// if [`Attempts::leave`] decides to stay. Otherwise answers `true`, gives writes under way some time to end, and
-    /// returns why to end the connection. In the other cases returns `None`.
+    /// returns why the connection ends. In the other cases returns `None`.
     async fn answer_leave_request(
         &self,
         asked: LeaveServerRequest,
@@ -526,9 +526,9 @@ impl Connections {
         }
     }
 
-    /// Decides whether to use a connection whose handshake has succeeded. Fails if the server gave another session or
-    /// too short a timeout. Makes the connection ready, unless the session is idle. Returns whether the connection is
-    /// ready.
+    /// Decides whether to use a connection whose handshake has succeeded. Makes the connection ready, unless the
+    /// session is idle. Returns whether the connection is ready. Fails if the server gave another session or too short
+    /// a timeout, or if the connection cannot be made ready.
     ///
     /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
     /// quorum has answered ([`Connections::until_quorum_answers`]).
@@ -556,8 +556,8 @@ impl Connections {
     /// Checks a connection by a transaction, and then arms all watches again. Fails if the session is closed.
     ///
     /// If the check succeeds and the watches cannot be armed, and the session has lost its connection more than seven
-    /// fifths of the session timeout ago, returns that the session is over. Otherwise a session could be unusable for
-    /// ever, because the reply to one watch may break every connection.
+    /// fifths of the session timeout ago, returns that the session is over. Without this end, a session could be
+    /// unusable for ever, because the reply to one watch may break every connection.
     async fn make_ready(&self, served: &ServedConnection) -> Result<(), LinkEnd> {
         if self.pipeline.is_closed() {
             return Err(LinkEnd::Over(Ending::Closed));
@@ -655,9 +655,9 @@ impl Connections {
         }
     }
 
-    /// Ends the session, and fails, if the ensemble has gone back to an earlier state, which may be why our node at
-    /// `path` is gone. In that state, nodes that this session has deleted may exist, and would block other contenders
-    /// as long as the session lives. If the check itself fails, returns `Ok`.
+    /// Ends the session, and fails, if the ensemble has gone back to an earlier state, which may be why this session's
+    /// node at `path` is gone. In that state, nodes that this session has deleted may exist, and would block other
+    /// contenders as long as the session lives. If the check itself fails, returns `Ok`.
     ///
     /// Only the answer to a write shows the present transaction id of the ensemble. So this check writes to a node of
     /// its own, which it creates and deletes in the same transaction. If the directory of the missing node is gone,

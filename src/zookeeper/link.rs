@@ -77,7 +77,8 @@ impl Link {
         end: impl FnOnce(LinkEnd) + Send + 'static,
     ) -> impl Future<Output = ()> + Send {
         let states = self.client.state_watcher();
-        // The returned future keeps no clone of the client, because the session is closed when the last clone is dropped.
+        // The returned future keeps no clone of the client, because the session is closed when the last clone is
+        // dropped.
         let (mut task, mut end) = (self.task, Some(end));
         poll_fn(move |context| {
             // The crate panics over some replies that are too short. The connection then ends as `Panicked`.
@@ -98,8 +99,8 @@ impl Link {
     }
 }
 
-/// Drops a client or a task of the client crate. Catches a panic of the destructor, which is possible after a panic of the
-/// crate.
+/// Drops a client or a task of the client crate. Catches a panic of the destructor, which is possible after a panic of
+/// the crate.
 pub(super) fn drop_catching_panic<T>(it: T) {
     let _panicked = catch_panic(|| drop(it));
 }

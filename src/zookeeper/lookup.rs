@@ -1,8 +1,8 @@
 //! Look-ups of host names. All callers in the process that need the same name at the same time share its look-ups.
 //!
-//! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. If the
-//! network loses a query, the system repeats the query only after 5 s. So a second and a third look-up of the same name
-//! begin while the first is not answered.
+//! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. If
+//! the network loses a query, the system repeats the query only after 5 s. So a second and a third look-up of the same
+//! name begin while the first is not answered.
 
 use std::collections::BTreeMap;
 use std::io;

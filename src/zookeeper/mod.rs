@@ -9,8 +9,8 @@
 //! - The crate sends a request only in the first poll of its future. So each future is polled once in the call that
 //!   creates it ([`pipeline`]).
 //! - After an error other than a clear refusal, the outcome of a request is unknown ([`translate::failure`]).
-//! - The crate begins to connect again in the same poll in which it reports that the connection is lost. So its task is
-//!   dropped in that poll ([`link`]).
+//! - The crate begins to connect again in the same poll in which it reports that the connection is lost. So the crate's
+//!   task is dropped in that poll ([`link`]).
 //! - Some replies that are too short make the crate panic ([`pipeline`], [`link`]).
 //! - A one-shot watcher panics if it is polled after its connection's task is gone. So a watcher is dropped once its
 //!   connection is lost ([`watches`]).
@@ -19,8 +19,8 @@
 //!   cannot verify. This backend refuses such strings and names before the crate gets them ([`options`]).
 //! - The crate reports the reason for a failed attempt to connect or TLS handshake only in its log. So each server is
 //!   probed on a connection of this library ([`probe`]).
-//! - The crate does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each
-//!   ([`sockets`], `nodelay.patch`).
+//! - The crate does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each. So this
+//!   backend sets the option on the crate's sockets ([`sockets`], `nodelay.patch`).
 
 pub(crate) mod client;
 pub(crate) mod options;

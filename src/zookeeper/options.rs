@@ -131,12 +131,12 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets how long a connection may be silent before a new one replaces it: at most half the session timeout. Default: a
-    /// third of the session timeout, or two fifths of a session timeout below 3 s. The default is somewhat less where only
-    /// [shorter breaks](Self::tick_time) cost no lock.
+    /// Sets how long a connection may be silent before a new one replaces it: from 50 ms to half the session timeout.
+    /// Default: a third of the session timeout, or two fifths of a session timeout below 3 s. The default is somewhat
+    /// less where only [shorter breaks](Self::tick_time) cost no lock.
     ///
-    /// A server that pauses for half of this time, to collect garbage or to flush its log, costs nothing. A longer
-    /// pause may cost the connection. A transaction that is under way then may fail with
+    /// A server may pause for half of this time, to collect garbage or to flush its log, at no cost. A longer pause may
+    /// cost the connection. A transaction that is under way then may fail with
     /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown). So set twice the longest pause of your servers. With a
     /// longer limit, the connection to a dead server is given up later. If the limit is close to the longest break that
     /// costs no lock, or above it, a dead server may cost the lock.
@@ -151,7 +151,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Leaves it to the first acquisition to create the path at the end of the connect string. By default, `connect`
-    /// creates the path if it is missing. Call this in a program that has no right to create nodes.
+    /// creates the path if it is missing. Call this in a program that may not create this path.
     pub fn make_root_on_demand(mut self) -> Self {
         self.makes_root_at_once = false;
         self
@@ -192,7 +192,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets the permissions on the nodes that this client makes: lock directories and the nodes in them.
+    /// Sets the permissions on the nodes that this client makes, such as lock directories and the nodes in them.
     ///
     /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
     /// alone changes nothing, because machines that share a lock have different ones.
@@ -202,12 +202,12 @@ impl ZooKeeperBuilder {
     }
 
     /// Refuses to enter a directory that gives more rights than the [`acl`](Self::acl) of this client would. Such a
-    /// directory was made by another client, and clients that this client does not trust could take the lock. The error
+    /// directory was made with another ACL, and clients that this client does not trust could take the lock. The error
     /// lists the rights. By default such a directory is used as it is, and `zklock check` reports it.
     ///
-    /// Each acquisition reads the ACL of its directory, in the round trip that creates its node. An acquisition of permits
-    /// also reads the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was made in a
-    /// refused directory is removed immediately.
+    /// Each acquisition reads the ACL of its directory, in the round trip that creates its node. An acquisition of
+    /// permits also reads the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was
+    /// made in a refused directory is removed immediately.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self
@@ -377,8 +377,8 @@ impl ZooKeeperBuilder {
         self.is_encrypted() || self.credentials().any(Credentials::needs_host_names)
     }
 
-    /// Returns a connector for one attempt to connect, which may take `attempt`. The crate has one limit for the
-    /// attempt and for the silence of the connection. So the connector gets the longer of `attempt` and
+    /// Returns a connector for one attempt to connect, which may take as long as `attempt`. The crate has one limit for
+    /// the attempt and for the silence of the connection. So the connector gets the longer of `attempt` and
     /// [`silence_limit`](Self::silence_limit), but at most three fifths of the session timeout.
     pub(super) fn connector(&self, attempt: Duration) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout).with_fail_eagerly();

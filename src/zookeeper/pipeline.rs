@@ -247,7 +247,7 @@ where
         let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == RequestKind::Removal);
         let (record, pipeline) = (Arc::clone(record), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
-        // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
+        // A task polls the future of the reply, because the caller may never poll it. This future owns a clone of the
         // client, which keeps the session open.
         background.spawn(async move {
             // A request under way keeps the session open. So after a close the request is abandoned: a removal at once,
@@ -263,7 +263,8 @@ where
                 answer = answer => answer.unwrap_or_else(|_| unknown_outcome("the answer is malformed")),
                 () = abandoned => unknown_outcome("the session was closed before the answer came"),
             };
-            // A write whose outcome is unknown may still be carried out later, so it stays counted in `writes`.
+            // A write whose outcome is unknown stays counted in `writes`, because it may still be carried out later. A
+            // write that was certainly not sent does not.
             let is_open = answer.as_ref().is_err_and(|failure| match failure {
                 Failure::Unknown(_) => !is_not_sent(failure) || record.is_given_up(),
                 _ => false,

@@ -77,8 +77,8 @@ pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Du
     Ok(probe_for_reason(&config, limit).await.words)
 }
 
-/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer, up
-/// to the first 64 MiB or a little more.
+/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer, or
+/// about its first 64 MiB if it is longer.
 ///
 /// # Errors
 /// A message if `server` is not a connect string, if the connection fails, or if the server has not closed the
@@ -120,8 +120,8 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
         Err(error) => return Err(error.to_string()),
     };
 
-    // If the server has reached its limit of connections, its close arrives one round trip after the connect. The connect
-    // took a round trip itself, so the probe waits for at least twice that time.
+    // If the server has reached its limit of connections, its close arrives one round trip after the connect. The
+    // connect took a round trip itself, so the probe waits for at least twice that time.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
     match within_deadline(at_once, receive(&mut stream, &mut answer)).await {

@@ -77,7 +77,7 @@ pub(super) struct OwnRights {
 
 impl OwnRights {
     /// Describes the rights that these entries of a node's ACL give beyond this client's own ACL. Returns one text for
-    /// each user with such rights.
+    /// each entry with such rights.
     pub(super) fn rights_beyond_own(&self, shown: &[zk::Acl]) -> Vec<String> {
         const RIGHTS: [(zk::Permission, &str); 5] = [
             (zk::Permission::READ, "READ"),
@@ -155,9 +155,9 @@ impl Sasl {
     /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and the rest of the connection
     /// is not protected. Use TLS as well.
     ///
-    /// [`connect`](crate::ZooKeeperBuilder::connect) refuses a name or a password with characters beyond ASCII that are all
-    /// in ISO 8859-1, such as `päß`, because servers hash such a text differently from this client. Names and passwords in
-    /// other scripts, such as Cyrillic, are accepted.
+    /// [`connect`](crate::ZooKeeperBuilder::connect) refuses a name or a password with characters beyond ASCII that are
+    /// all in ISO 8859-1, such as `päß`, because servers hash such a text differently from this client. Names and
+    /// passwords in other scripts, such as Cyrillic, are accepted.
     #[cfg(feature = "sasl-digest-md5")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
@@ -232,8 +232,8 @@ impl Credentials {
     /// Describes the user, without a secret.
     pub(super) fn describe_user(&self) -> String {
         match self {
-            // The description does not say that the password is right, because no server refuses a wrong password. With a
-            // wrong password, the client counts as another user.
+            // The description does not say that the password is right, because no server refuses a wrong password. With
+            // a wrong password, the client counts as another user.
             Credentials::Digest { user, .. } => format!("digest user {} with the password given", quoted(user)),
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. } => format!("SASL user {}", quoted(user)),

@@ -37,8 +37,8 @@ pub(super) struct Server {
 }
 
 impl Servers {
-    /// Parses a connect string. This parser is stricter than the client crate's. That one would accept `::::` as a
-    /// host, and the crate would try to resolve the host until its timeout.
+    /// Parses a connect string. This parser is stricter than the client crate's, which accepts `::::` as a host. The
+    /// crate would then try to resolve that host until its timeout.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = last + scheme_of(&text[last..]).map_or(0, str::len);
@@ -135,8 +135,8 @@ fn scheme_of(server: &str) -> Option<&'static str> {
     [CLEAR, ENCRYPTED].into_iter().find(|scheme| server.starts_with(scheme))
 }
 
-/// Returns the text before a server that looks like a scheme, such as `http://`, if no connect string can have that
-/// scheme.
+/// Returns the beginning of a server's text that looks like a scheme, such as `http://`, unless the scheme is [`CLEAR`]
+/// or [`ENCRYPTED`].
 fn unknown_scheme(server: &str) -> Option<&str> {
     let (scheme, _) = server.split_once("://").filter(|_| scheme_of(server).is_none())?;
     let is_scheme = !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));

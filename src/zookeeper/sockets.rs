@@ -2,7 +2,8 @@
 //!
 //! Without the option, a small request waits until the previous one is acknowledged (Nagle's algorithm), which takes a
 //! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
-//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option, and this file unnecessary.
+//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option, and this file
+//! unnecessary.
 //!
 //! A system gives a new socket the lowest file descriptor that is free. So this module compares the sockets near that
 //! number before and after the crate has connected, and sets the option on the new ones to this server. If the socket
@@ -15,8 +16,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use nix::sys::socket::sockopt::TcpNoDelay;
 use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-/// How many file descriptors below and above the lowest free one are looked at. The new socket may get another one,
-/// because other threads open and close files.
+/// How many file descriptors below and above the lowest free one are looked at. The new socket may get another
+/// descriptor than the lowest, because other threads open and close files.
 const BELOW: RawFd = 32;
 const ABOVE: RawFd = 96;
 

@@ -173,7 +173,7 @@ const USABLE_KEYS: &str = "it is none of the keys that TLS takes here: RSA from 
      and Ed25519. `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out NEW` makes one, for which an authority has to \
      sign a new certificate";
 
-/// Returns what to do about a refused certificate or key, if the error has one of three well-known causes.
+/// Returns what to do about a refused certificate or key, if the error has one of three common causes.
 pub(super) fn advice(error: &rustls::Error) -> Option<&'static str> {
     // The types of these errors belong to another crate, so the errors are recognized by their text.
     let text = error.to_string();
@@ -220,7 +220,8 @@ fn parse_ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> 
         |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {}", why_unreadable(pem, problem)));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        // The result is ignored, because a bundle may contain unusable certificates, which the client crate skips, too.
+        // The result of `add` is ignored, because a bundle may contain unusable certificates, which the client crate
+        // skips, too.
         let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
     }
     if roots.is_empty() {

@@ -152,7 +152,8 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     }
 }
 
-/// The outcome of a request that the client crate still had in its queue when the connection broke, and so had not sent.
+/// The outcome of a request that the client crate still had in its queue when the connection broke, and so had not
+/// sent.
 const NOT_SENT: &str = "the connection broke before the request was sent";
 
 /// Returns whether the request of this failure was not sent. The answer may be wrong if the library itself has given up

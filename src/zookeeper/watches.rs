@@ -32,8 +32,8 @@ pub(super) enum WatchKind {
 /// A watched path, and what the watch on it is set on.
 pub(super) type WatchKey = (Arc<str>, WatchKind);
 
-/// The two transaction ids of a stat that show a change of what is watched. They are compared only for equality, because
-/// the ids of a restored ensemble go back.
+/// The two transaction ids of a stat that show a change of what is watched. They are compared only for equality,
+/// because the ids of a restored ensemble go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SeenZxids(i64, i64);
 
