@@ -78,12 +78,13 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     async fn close(&self);
 
-    /// Sleeps on a timer that needs no runtime of the caller.
+    /// Sleeps for `duration`, even if the caller has no async runtime. The sleep may end early if the caller's runtime
+    /// has ended.
     #[doc(hidden)]
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Returns whether the client is connected, for the errors of calls that timed out. Returns immediately. The
-    /// default implementation returns `Connected`.
+    /// Returns whether the client is connected, as the error of a call that timed out shows it. Returns immediately.
+    /// The default implementation returns `Connected`.
     #[doc(hidden)]
     fn state(&self) -> ConnectionState {
         ConnectionState::Connected
@@ -166,8 +167,8 @@ impl SessionSlot {
 ///    with [`Event::Deleted`](crate::coordinator::Event::Deleted) if the node is gone. Dropping a [`Watch`] removes it.
 /// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
-/// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] and [`Failure::Over`] say that the request may or
-///     may not have been carried out. Every other failure says that the request was not carried out.
+/// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`], [`Failure::Diverged`] and [`Failure::Over`] say
+///     that the request may or may not have been carried out. Every other failure says that it was not carried out.
 /// 11. **The store** ([`Session::store`]) gets a call for each of these events. The session
 ///     [began](SessionStore::began). A request was certainly [answered](SessionStore::record_answer), or a quorum has
 ///     [acknowledged](SessionStore::acknowledged) it. The [connection](SessionStore::set_connected) was lost or is
@@ -315,7 +316,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Runs `task` in the background, even after the end of the session. Does not use the caller's runtime.
     fn spawn(&self, task: Task);
 
-    /// Sleeps on a timer that needs no runtime of the caller.
+    /// Sleeps for `duration`, even if the caller has no async runtime. The sleep may end early if the caller's runtime
+    /// has ended.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
@@ -334,7 +336,7 @@ pub enum ConnectionState {
         /// if nothing is known yet.
         why: Option<String>,
     },
-    /// The client was closed. It never comes back.
+    /// The client was closed, and stays closed.
     Closed,
 }
 

@@ -64,8 +64,8 @@ pub(crate) async fn watch_across_sessions(it: &impl Followed) {
     }
 }
 
-/// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. Requests
-/// may fail a moment earlier. Before the end is recorded, the coordinator would return the same session again.
+/// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. A request
+/// may fail a moment before the end is recorded. In between, the coordinator would return the same session again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
 }

@@ -21,8 +21,8 @@ use crate::session::retry::{RetryLimit, default_if_no_node, repeat};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
-/// After a server has refused the signal of a release (the write to the data of the node), releases in that directory
-/// are plain deletes for this number of session timeouts.
+/// After a server has refused the write that signals a release (the write to the data of a node), releases in the
+/// directory of that node are plain deletes for this number of session timeouts.
 const UNSIGNALLED_FOR: u32 = 60;
 
 /// The maximum number of directories with refused signals that a session records. Before a session records one more
@@ -87,9 +87,9 @@ impl SessionStore {
 /// - The owner of the node itself had a false grant.
 /// - A stranger has set the data of a writer's node, and then a downgrade has replaced that node.
 ///
-/// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows: no
-/// contender may be left whose sequence number is at most that of `path`. If a request of the checks fails, the
-/// hand-off stays unconfirmed.
+/// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows. If a
+/// contender is left whose sequence number is at most that of `path`, the granted contenders lose the lock. If there is
+/// none, the hand-off is confirmed. If a request fails, nothing is decided.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut survivor = match repeat(&live, RetryLimit::ENDLESS, || live.data(&path)).await {

@@ -21,11 +21,11 @@ use crate::session::watch::watch_own_nodes;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
-/// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each
-/// session, on the thread of the sessions.
+/// Keeps a session alive, and watches the nodes that this library has created on it, until the session is over. A
+/// backend spawns this once for each session, on the thread of the sessions.
 ///
-/// A watch on each of our nodes is requested between one and two `grace` after the node's creation, unless the node was
-/// left by then. So a shorter hold costs no watch. A waiter requests the watch on its own node itself, before it waits.
+/// A watch on each node is requested between one and two `grace` after the node's creation, unless the node was left by
+/// then. So a shorter hold costs no watch. A waiter requests the watch on its own node itself, before it waits.
 ///
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. Its answer
@@ -89,11 +89,12 @@ impl SessionStore {
 
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let lease = store.lease();
-    // The handshake that created the session has extended the lease, so the first heartbeat is due one period later.
+    // The handshake that created the session has extended the lease, so no heartbeat is due yet. The loop below sets
+    // the first one to one period from now.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
-    // The connection for which no search for nodes of late creates is needed any more (the first one needs none), and
-    // the handle of the last search. That search is cancelled when the next one starts.
+    // The number of the connection on which nodes of late creates were last searched for, and the handle of that
+    // search. The first connection needs no search. Dropping the handle cancels the search.
     let mut swept = (store.connection(), None);
     loop {
         let woken = store.renewal_wake.notified();
@@ -112,7 +113,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         due = due.min(now + period);
         if !lease.is_connected() {
             // The connection is lost. The reconnect wakes this loop. If the session has nodes, a heartbeat is due then.
-            // A session without nodes needs none then, because the handshake has touched it.
+            // A session without nodes needs no heartbeat then, because the handshake has touched it.
             due = if is_idle { Moment::MAX } else { now };
         } else if due <= now && !is_steady {
             due = now + period;

@@ -153,7 +153,7 @@ impl Lease {
         self.timeout
     }
 
-    /// Returns the present moment on this lease's clock. Call it just before a request is sent.
+    /// Returns the present moment on this lease's clock. A backend reads it just before it sends a request.
     pub fn now(&self) -> Moment {
         (self.clock)()
     }
@@ -304,8 +304,8 @@ impl Lease {
     /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
     /// has extended the lease. Zero after that time, and after the end of the session. `Duration::MAX` in steady mode.
     ///
-    /// This is longer than [`remaining`](Lease::remaining) by the stop margin. A holder whose lease has ended must stop
-    /// its work within the margin.
+    /// While the lease is valid, this is longer than [`remaining`](Lease::remaining) by the stop margin (except in
+    /// steady mode). A holder whose lease has ended must stop its work within the margin.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state.lock();

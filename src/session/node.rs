@@ -22,10 +22,10 @@ use crate::telemetry::names;
 
 pub(crate) mod state;
 
-/// Our nodes on which keep-alive has not requested a watch yet.
+/// The nodes that this library has created on a session and on which keep-alive has not requested a watch yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
-    /// The nodes, each with a flag that says whether a call of [`Unwatched::take`] has left the node in the list.
+    /// The nodes. The flag of a node says whether an earlier call of [`Unwatched::take`] has passed over the node.
     nodes: Mutex<Vec<(Arc<Node>, bool)>>,
     /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
@@ -95,7 +95,7 @@ pub(crate) struct Node {
 /// The part of a node that its mutex protects.
 ///
 /// Two fields are about the watch on the node: `NodeState::is_watched` says that the watch need not be requested, and
-/// `own` is the armed watch.
+/// `own` is the armed watch. An empty cell of the table means that the event does not change the field.
 ///
 /// | event | `is_watched` | `own` |
 /// |---|---|---|
@@ -255,8 +255,8 @@ impl Node {
         });
     }
 
-    /// Leaves the node, and returns its loss and its removal: see [`NodeState::leave`]. Reports a loss that was not
-    /// reported yet, and wakes the waiting tasks.
+    /// Records that the owner has left the node, and returns its loss and its removal: see [`NodeState::leave`].
+    /// Reports a loss that was not reported yet, and wakes the waiting tasks.
     pub(crate) fn mark_left(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
         let loss = self.detect_loss();
         let leaving = self.change(|it| it.state.leave(may_signal));
@@ -264,9 +264,8 @@ impl Node {
         (loss, leaving)
     }
 
-    /// Leaves the node as [`mark_left`](Node::mark_left) does, but also before the create is answered
-    /// ([`NodeState::end`]). Returns the removals of all nodes that may exist, and the reply to the create if it is
-    /// still awaited.
+    /// Does the same as [`mark_left`](Node::mark_left), but also before the create is answered ([`NodeState::end`]).
+    /// Returns the removals of all nodes that may exist, and the reply to the create if it is still awaited.
     pub(crate) fn mark_left_in_any_phase(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
         if !self.is_left() {
             self.detect_loss();
@@ -327,8 +326,9 @@ impl Node {
         self.until(sleep_fully, || self.detect_loss()).await
     }
 
-    /// Waits until `look` returns a value. Calls `look` immediately, after every change of the node, and when the lease
-    /// or a limit of the hold may have ended.
+    /// Waits until `look` returns a value. Calls `look` immediately, and after every change of the node. While the node
+    /// is held, also calls `look` again and again, because the lease or a limit of the hold may end without such a
+    /// change.
     ///
     /// `sleep_fully` sleeps for a time, and returns `false` if its timer fired too early: see
     /// [`sleep_fully`](crate::session::retry::sleep_fully).
@@ -344,11 +344,11 @@ impl Node {
                 return found;
             }
             match self.remaining() {
-                // The lease or a limit has ended since the call of `look`, so `look` is called again immediately.
+                // The lease or a limit has ended, so `look` is called again immediately.
                 None if self.is_held_even_if_lost() => {}
                 Some(left) if self.is_held_even_if_lost() && left < Duration::MAX => {
                     // While the machine is suspended, a timer stands still but the lease goes on, so one long sleep
-                    // could end after the lease. So the sleep is divided into slices.
+                    // could end after the lease. That is why the sleep is divided into slices.
                     let slice = left.min(self.lease.timeout() / 20);
                     let is_awake = tokio::select! {
                         biased;

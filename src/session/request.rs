@@ -110,7 +110,7 @@ pub enum Operation {
         path: String,
         /// The data of the new node.
         data: Vec<u8>,
-        /// The kind of the new node.
+        /// The kind of the new node, which must not be sequential.
         kind: Kind,
     },
     /// Sets a node's data.
@@ -368,13 +368,13 @@ pub enum Loss {
     #[error("{0}")]
     SessionOver(#[from] Ending),
     /// Too much time has passed since the ensemble certainly heard of the session. The ensemble may soon expire the
-    /// session, and grant the lock to another contender.
+    /// session, and another contender may then be granted the lock.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
     /// The lock was held for longer than the holder's own [limit](crate::RwLockBuilder::max_hold) allows.
     #[error("it was held for longer than its limit allows")]
     HeldTooLong,
-    /// Another client deleted the lock's node.
+    /// The node of this holder was deleted, and not by the holder itself.
     #[error("the lock's node was removed by somebody else")]
     Removed,
     /// The lock was given back, and not lost. A clone of a [`Term`](crate::leadership::Term) has this reason once the

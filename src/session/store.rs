@@ -28,14 +28,14 @@ use crate::telemetry::user_thread::catch_panic;
 /// Call [`began`](SessionStore::began) once, [`record_answer`](SessionStore::record_answer) or
 /// [`acknowledged`](SessionStore::acknowledged) after each answer, [`set_connected`](SessionStore::set_connected) and
 /// [`resumed`](SessionStore::resumed) as the connection changes, and [`end`](SessionStore::end) when the session is
-/// over. None of these calls blocks or waits.
+/// over. None of these calls waits for I/O.
 pub struct SessionStore {
     lease: Arc<Lease>,
     /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked while this mutex is
     /// locked. This mutex must not be locked while a node's mutex is locked.
     pub(super) record: Mutex<SessionRecord>,
-    /// Wakes the task that renews the lease, because the connection has changed, the session is over, or the renewal
-    /// must run sooner.
+    /// Wakes the task that renews the lease, for example because the connection has changed, the session is over, or
+    /// the renewal must run sooner.
     pub(super) renewal_wake: Notify,
     /// Notified when the connection is lost or back, and when the session is over.
     link_changed: Notify,
@@ -75,7 +75,7 @@ pub(super) struct SessionRecord {
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The listings that are under way, by directory.
     pub(super) listings: HashMap<Arc<str>, Listings>,
-    /// The callers of listings that are sent after a sync, by directory. `None` while no task sends such listings.
+    /// The callers whose listings are sent after the next sync, by directory. `None` while no task sends such listings.
     pub(super) synced_listings: Option<BTreeMap<Arc<str>, ListingSender>>,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Listings {
     pub(super) under_way: usize,
     /// Whether the last answer had so many names that only one listing is sent at a time.
     pub(super) is_large: bool,
-    /// The callers that wait for the next listing, which is sent when a listing under way is answered.
+    /// The callers that wait for the next listing of this directory.
     pub(super) next: Option<ListingSender>,
 }
 
@@ -183,8 +183,8 @@ impl SessionStore {
         let _panicked = catch_panic(|| self.link_changed.notify_waiters());
     }
 
-    /// Records the end of the session, unless an earlier end is recorded. All nodes that are not lost yet are then
-    /// lost.
+    /// Records the end of the session, unless an earlier end is recorded. Every node that waits or is held, and is not
+    /// lost yet, is then lost.
     pub fn end(&self, why: Ending) {
         self.record_end(why);
         // The end of the session is recorded as the loss of each node now, before an event can report the deletion of

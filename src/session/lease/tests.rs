@@ -140,7 +140,7 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCH_STEPS >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state.lock().touches.len() <= TOUCH_STEPS as usize + 2);
-    // One operation lets every touch extend the lease that was answered a settling time before it. The newest counts.
+    // Every touch that was answered a settling time before this operation now extends the lease, so the newest counts.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
     stage.write();

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `Absent` | the create was sent | `Coming` |
 //! | | a node whose create had no answer was found | `Waiting` |
-//! | `Coming` | the create failed, or its answer was lost | `Absent`, with the next [`EntryStep`] |
+//! | `Coming` | the create failed, or its answer was lost | `Absent`, with the next [`EntryStep`] or the end of the acquisition |
 //! | | the node was created | `Waiting` |
 //! | `Waiting` | the lock was granted | `Holding` |
 //! | | an exchange for a permit was sent | `Moving` |
@@ -37,7 +37,7 @@ pub enum Phase {
     Absent,
     /// The create was sent, and its answer is awaited.
     Coming,
-    /// The node is in the queue, and the lock is not granted yet.
+    /// The node exists, and the lock is not granted yet.
     Waiting,
     /// The lock is held, in this epoch of the lease.
     Holding(u64),
@@ -163,7 +163,7 @@ pub struct NodeState {
     /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange
     /// took effect.
     unseen: Option<String>,
-    /// The epoch of the lease on which a waiter relies. `None` until the lease was valid for long enough to rely on it.
+    /// The epoch of the lease on which a waiter relies. `None` while the waiter relies on none.
     relied_epoch: Option<u64>,
     loss: Option<Loss>,
     /// Whether [`NodeState::take_unreported_loss`] has returned the loss of the hold.
@@ -304,8 +304,8 @@ impl NodeState {
         true
     }
 
-    /// Leaves the node, and returns its removal. Changes nothing and returns `None` if no answer has shown the node, or
-    /// if the owner has left it before.
+    /// Records that the owner leaves the node, and returns the node's removal. Changes nothing and returns `None` if no
+    /// answer has shown the node, or if the owner has left it before.
     ///
     /// With `may_signal`, the removal of a writer's node that held the lock in the queue also signals the release to
     /// waiters, unless the hold came from a forged hand-off, or the dialect has no hand-offs.
@@ -327,8 +327,8 @@ impl NodeState {
         }))
     }
 
-    /// Leaves the node in any phase. Returns the removals of all nodes that may exist, in the order in which they must
-    /// be sent.
+    /// Records that the owner leaves the node, in any phase. Returns the removals of all nodes that may exist, in the
+    /// order in which they must be sent.
     pub fn end(&mut self, may_signal: bool) -> Vec<Leaving> {
         if self.phase == Phase::Coming {
             self.phase = Phase::Left;
@@ -407,7 +407,7 @@ impl NodeState {
         self.loss.or((self.phase == Phase::Left).then_some(Loss::GivenBack))
     }
 
-    /// Returns the path and the loss of a held node that was lost. Returns `None` in every later call.
+    /// Returns the path and the loss of a held node that was lost, but only once. Otherwise returns `None`.
     pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
         let loss = self.loss.filter(|_| self.is_held_even_if_lost() && !self.is_reported)?;
         self.is_reported = true;

@@ -193,7 +193,7 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
     assert_eq!(node.hold_state(), HoldState::Lost { why: Loss::LeaseRanOut });
 }
 
-/// Sleeps on the clock of the test.
+/// Sleeps by tokio's timer, which never fires too early.
 async fn sleep_fully(pause: Duration) -> bool {
     tokio::time::sleep(pause).await;
     true
