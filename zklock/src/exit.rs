@@ -1,4 +1,4 @@
-//! The exit codes of zklock, and the errors that lead to them.
+//! The exit codes of zklock, and [`Exit`], the failure that carries one.
 
 use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;
@@ -7,31 +7,33 @@ use zk_rwlock::{Error, Loss};
 /// The negative answer: the lock was not granted (`-n`, `-w`; `-E` sets another code), `check` found an oddity,
 /// `break`, `forget` or `permits --remove` found nothing to remove, or the user did not confirm `break`.
 pub(crate) const NEGATIVE: u8 = 1;
-/// `EX_USAGE` of sysexits.h: the command line is wrong.
+/// `EX_USAGE` of sysexits.h: the command line is wrong, or a setting or a file that it or the environment names.
 pub(crate) const USAGE: u8 = 64;
 /// `EX_DATAERR`: the data in ZooKeeper prevents the operation (for example the nodes of another program), or the
-/// servers refuse the operation (for example because of a quota). An operator must remove the cause.
+/// servers refuse the operation (for example because of a quota). Also the code of errors that have no other code.
 pub(crate) const IN_THE_WAY: u8 = 65;
-/// `EX_UNAVAILABLE`: no server can be reached.
+/// `EX_UNAVAILABLE`: no server can be reached, or the connection was lost before the servers answered.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// `EX_SOFTWARE`: a server does not agree with the ensemble's leader about a node, and there is no other server to use.
+/// `EX_SOFTWARE`: a server does not agree with the ensemble's leader about a node, and no other server can be used.
 pub(crate) const DIVERGED: u8 = 70;
-/// `EX_OSERR`: the system lacks a resource, such as a thread, or refuses to register a signal handler.
+/// `EX_OSERR`: the system lacks a resource, such as a thread, or refuses a call, such as to register a signal handler.
 pub(crate) const SYSTEM: u8 = 71;
-/// `EX_IOERR`: the output could not be written.
+/// `EX_IOERR`: writing to standard output failed. It is no failure if standard output has no reader any more.
 pub(crate) const NOT_WRITTEN: u8 = 74;
-/// `EX_TEMPFAIL`: the lock was lost. Another try may succeed.
+/// `EX_TEMPFAIL`: the lock was lost while the command ran (`--lost-exit-code` sets another code). Another try may
+/// succeed.
 pub(crate) const LOST: u8 = 75;
-/// The place in the queue was lost, so nothing was run. Another try may succeed. sysexits.h has no code for this.
+/// The place in the queue, or the lock, was lost before the command was started. Another try may succeed. sysexits.h
+/// has no code for this.
 pub(crate) const PLACE_LOST: u8 = 76;
-/// `EX_NOPERM`: ZooKeeper denies the permission, or refuses the credentials.
+/// `EX_NOPERM`: ZooKeeper denies a right, refuses an ACL or the credentials, or the client cannot connect any more.
 pub(crate) const NO_PERMISSION: u8 = 77;
-/// The command exists but cannot be executed. Shells and env(1) use the same code.
+/// The command cannot be executed, for example because its file is no program. Shells and env(1) use the same code.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// There is no such command. Shells and env(1) use the same code.
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
-/// A failure: a message for people and a code for scripts.
+/// A failure: a message for people, which may be empty, and an exit code for scripts.
 #[derive(Debug)]
 pub(crate) struct Exit {
     code: u8,

@@ -17,8 +17,8 @@ pub(crate) fn enable() {
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
 }
 
-/// A subscriber that prints each event of the library on a line, except events of the level TRACE. It ignores spans,
-/// because the library's events repeat what the spans say.
+/// A subscriber that queues each event of the library, except events of the level TRACE, as a line for standard error.
+/// It ignores spans, because the library's events repeat what the spans say.
 struct Log {
     started: Instant,
 }

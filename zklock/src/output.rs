@@ -41,8 +41,7 @@ pub(crate) fn say(words: &str) {
     say_within(FAREWELL, words);
 }
 
-/// Prints a message as [`say()`] does, but with this limit of the wait. A message that is not written within the limit
-/// stays queued.
+/// Prints a message as [`say()`] does, but waits at most `limit`. A message that is not written by then stays queued.
 pub(crate) fn say_within(limit: Duration, words: &str) {
     // zklock waits so that the message appears before later output, for example that of the command.
     print_and_wait(limit, format!("zklock: {words}\n"));

@@ -13,7 +13,8 @@ const TYPED: usize = 2;
 /// prints nothing.
 const TAKEN_BACK: Duration = Duration::from_millis(200);
 
-/// A line on the terminal. Each [`StatusLine::draw`] overwrites it, and the drop of this value erases it.
+/// A line on the terminal. Each [`StatusLine::draw`] overwrites it. The drop of this value erases it, if zklock is in
+/// the foreground then.
 #[derive(Debug, Default)]
 pub(crate) struct StatusLine {
     is_drawn: bool,

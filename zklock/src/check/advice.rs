@@ -29,7 +29,8 @@ impl Role {
     }
 }
 
-/// The state of a node on one server. `None` if the state changed while the servers were read.
+/// The state of a node on one server. `None` if the state changed while the servers were read, or could not be read
+/// each time.
 pub(crate) type SteadyState<V> = Option<V>;
 
 /// The advice to the operator. It names servers by their index in the list of all servers.
@@ -69,9 +70,9 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, SteadyState<V>)], is_whole: bool)
     }
 }
 
-/// Changes the advice about several nodes so that an operator can follow all of it. If all pieces of advice together
-/// would leave the data of no majority of the `voters` untouched, or if one of them is to restart the leader, each
-/// advice to delete data becomes [`Advice::Nothing`].
+/// Changes the advice about several nodes so that an operator can follow all of it. If it would delete the data of as
+/// many servers as half of the `voters` or more, or if the leader must be restarted, each advice to delete data becomes
+/// [`Advice::Nothing`].
 pub(crate) fn reconcile(all: &mut [Advice], voters: usize) {
     let renewed: BTreeSet<usize> = all.iter().filter_map(|one| servers_to_renew(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));

@@ -101,7 +101,8 @@ struct CheckedNodes {
     /// For a semaphore: its number of permits (`None` if the number is missing or not valid), and the nodes of the
     /// permits that are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
-    /// For a semaphore: the nodes of contenders for a lock at the same path, which do not see the semaphore.
+    /// For a semaphore: the nodes of contenders for a lock at the same path. The lock and the semaphore do not exclude
+    /// each other.
     beside: Vec<ShownNode>,
 }
 
@@ -121,9 +122,9 @@ impl CheckedNodes {
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    /// Returns the paths that are read on every server: the directory of the lock (or those of a semaphore's queue
-    /// and permits), the node at `path`, and the record of the last run under `--once-in`. A lock whose path ends
-    /// with `/lock` may guard a `Shared` value, so the node of the value is read, too.
+    /// Returns the paths that are read on every server: the directory of the lock (or those of a semaphore's queue and
+    /// permits), the node at `path`, and the record of the last success under `--once-in`. A lock whose path ends with
+    /// `/lock` may guard a `Shared` value, so the node of the value is read, too.
     fn paths_to_read(&self, path: &str) -> PathsToRead {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],

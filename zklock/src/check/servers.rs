@@ -25,8 +25,7 @@ const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
-/// first fixed release, and the number of the issue in ZooKeeper's JIRA. `docs/versions.md` says what can happen with
-/// every release.
+/// first fixed release, and the number of the issue in ZooKeeper's JIRA. See also `docs/versions.md`.
 const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
     ([0, 0, 0], [3, 9, 0], 4541),
     ([0, 0, 0], [3, 8, 5], 4785),

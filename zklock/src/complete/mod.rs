@@ -116,9 +116,9 @@ fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
     words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
 }
 
-/// Returns the paths in the ensemble that begin with `current`, have no slash after it, and may be locks or directories
-/// of locks. Adds a slash to a path if there may be locks below it, unless there are more than [`LOOKED_INTO`] paths.
-/// Returns no paths if the servers cannot be asked.
+/// Returns the paths in the ensemble that begin with `current`, have no slash after this beginning, and may be locks or
+/// directories of locks. Adds a slash to a path if there may be locks below it, unless there are more than
+/// [`LOOKED_INTO`] paths. Returns no paths if the servers cannot be asked.
 async fn path_candidates(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();

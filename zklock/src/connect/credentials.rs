@@ -22,8 +22,8 @@ pub(crate) type TextOrFile = (Option<GivenValue>, Option<GivenValue>);
 /// message contains the user or the password.
 ///
 /// # Errors
-/// Fails if text and file are both given, if the file cannot be read, or if what it or the text contains is not exactly
-/// one line of UTF-8, `USER:PASSWORD`, with a user that is not empty.
+/// Fails if text and file are both given, if the file cannot be read, or if what is given is not exactly one line of
+/// UTF-8, `USER:PASSWORD`, with a user that is not empty.
 pub(crate) fn credentials(settings: TextOrFile) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = given_by(&settings) else { return Ok(None) };
     let text = match settings {

@@ -149,7 +149,8 @@ fn sasl_settings(connection: &Connection) -> TextOrFile {
 }
 
 /// Returns the option or variable, and for credentials also the file, that gave the setting that `problem` is about.
-/// `problem` is the library's text about an invalid input. Returns `None` if its first words are not known here.
+/// `problem` is the library's text about an invalid input. Returns `None` if its first words are not known here, or if
+/// nothing gave the setting.
 fn setting_at_fault(problem: &str, connection: &Connection) -> Option<String> {
     let name = |given: Option<GivenValue>| given.map(|given| given.name().to_owned());
     match problem {

@@ -160,9 +160,9 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command in a process group of its own. Its environment is that of zklock without the variables in
-    /// `without`, plus `environment`. On Linux the command is killed when the calling thread ends ([`tie`]), so call
-    /// this function on the main thread.
+    /// Starts the command in a process group, or if zklock cannot see its own group in a Unix session (setsid(2)), of
+    /// its own. The command's environment is that of zklock without the variables in `without`, plus `environment`. On
+    /// Linux the command is killed when the calling thread ends ([`tie`]), so call this function on the main thread.
     pub(crate) fn spawn(
         words: &[OsString],
         environment: &[(&str, String)],
@@ -225,7 +225,7 @@ impl Child {
     }
 
     /// Sends the signal to the whole process group, or to the command's process alone if the group cannot be signalled.
-    /// Returns `false` if zklock has no right to do either.
+    /// Returns `false` if zklock has no right to send it.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
         // Signalling the group fails if the group is empty, if zklock may not signal it, or if the command is to begin
         // its own Unix session (setsid(2)) but has not begun it yet. After each failure the process alone is signalled,

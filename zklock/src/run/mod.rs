@@ -46,7 +46,8 @@ const CONNECT_LEAST: Duration = Duration::from_secs(1);
 /// enough time left. [`end_rest`] begins with this pause and lengthens it.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long zklock waits at most, after a loss of the lock, until the client knows why it reaches no server.
+/// How long zklock waits at most, after a loss of the lock or of the place in the queue, until the client knows why it
+/// reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
 /// The time limit of the search in [`describe_circle`].
@@ -365,8 +366,8 @@ async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
     String::new()
 }
 
-/// Runs the command until it ends, or until the lock is lost and the command is ended for that reason. Then sets
-/// `typed` as [`ChildOutcome::typed`] says. If the lock is lost before the start, fails without running the command.
+/// Runs the command until it ends, or until the lock is lost and the command is ended for that reason. Then copies
+/// [`ChildOutcome::typed`] to `typed`. If the lock is lost before the start, fails without running the command.
 async fn run_under_lock(
     guard: &AnyGuard,
     run: &Run,
@@ -416,8 +417,8 @@ async fn run_under_lock(
             event = child.next_event() => match event {
                 ChildEvent::Stopped(by) => child.handle_stop(by),
                 ChildEvent::Ended => {
-                    // A lock that is lost when zklock sees the end of the command counts as lost, because the command
-                    // may have run without the lock.
+                    // If the lock is lost by the time zklock sees the end of the command, zklock reports the loss,
+                    // because the command may have run without the lock.
                     let mut held = guard.is_held();
                     let reaped = child.reap();
                     *typed = reaped.typed;

@@ -1,5 +1,5 @@
-//! Delivers the signals that zklock receives as a stream, except signals that were ignored when zklock was started, and
-//! some that [`ENDING`] and [`OTHERS`] do not list, such as SIGCHLD and SIGPIPE.
+//! Turns the signals of [`ENDING`], [`FAULTS`] and [`OTHERS`], and the real-time signals, into a stream. A signal that
+//! was ignored when zklock was started stays ignored.
 //!
 //! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts
 //! it. A blocked signal could not end zklock, so zklock unblocks all. While zklock starts the command, it sets the

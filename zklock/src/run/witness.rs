@@ -14,12 +14,13 @@
 //!   But a zklock within the command also passes a key on in this way. It sends SIGURG with the signal, so that the
 //!   witness recognizes it. SIGURG has no effect on a process that does not handle it.
 //!
-//! If the command does not have the terminal, another witness listens in zklock's own group. That witness tells zklock
-//! whether Ctrl-C was typed, so that the script that started zklock got SIGINT, too, or whether a process sent SIGINT
-//! to zklock alone. If the command exits with 0, zklock ends by SIGINT only in the first case.
+//! If the command does not have the terminal, another witness listens in zklock's own group. If that witness gets SIGINT
+//! from the kernel, Ctrl-C was typed, and the script that started zklock got SIGINT, too. If a process sent SIGINT to
+//! zklock alone, the witness gets nothing. By this difference zklock decides whether to end by SIGINT itself after a
+//! command that exits with 0.
 //!
-//! No key is missed, because the kernel sends the signal to all processes of the group before the end of any of them can
-//! be noticed, and the witness reads all pending signals before it ends.
+//! A key is not missed even if it ends the command at once, because the kernel sends the signal to all processes of the
+//! group before the end of any of them can be noticed, and the witness reads all pending signals before it ends.
 
 use std::sync::atomic::AtomicI32;
 

@@ -21,7 +21,7 @@ struct Process {
     pid: u32,
 }
 
-/// A process that waits for a lock, and the process that holds the lock.
+/// A process that waits for a lock, and a process that holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessWait {
     who: Process,
@@ -53,8 +53,8 @@ pub(crate) fn circle_closed_by_wait(
     shortest_circle(&waits(&locks), &us)
 }
 
-/// Returns circles of processes that wait for each other, each circle once. Of circles that share a process, only one
-/// may be returned.
+/// Returns circles of processes that wait for each other, each circle once. Some circles that share a process with a
+/// returned circle may be left out.
 ///
 /// A circle is not always a deadlock, because one task of a process may wait while another task of the process holds a
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one

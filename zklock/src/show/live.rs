@@ -53,7 +53,7 @@ struct Screen {
     history: History,
     /// The messages of [`warnings_about_free`], which say why the answer "free" may mislead.
     warnings: Vec<String>,
-    /// When the request that waits for an answer was sent. `None` if no request waits.
+    /// When the first request after the last answer was sent. `None` if no request has been sent since.
     unanswered: Option<Instant>,
     resized: Signal,
     continued: Signal,

@@ -1,5 +1,5 @@
-//! The subcommand `ls`: prints the queue of a lock, or the queues of all locks below a path. The subcommand `watch` is in
-//! `live`.
+//! The subcommand `ls`: prints the queue of a lock, or the queues of all locks at and below a path. The subcommand
+//! `watch` is in `live`.
 
 pub(crate) mod cycles;
 mod follow;

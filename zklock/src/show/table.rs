@@ -194,8 +194,8 @@ fn predecessor_texts(queue: &Queue) -> Vec<[String; 2]> {
     queue.members.iter().zip(places_ahead(queue)).map(words).collect()
 }
 
-/// Returns the place of each member's predecessor. `None` if the member does not wait, or if the predecessor has left since
-/// the queue was listed.
+/// Returns the place of each member's predecessor. `None` if the member does not wait, if it waits for permits, or if
+/// the predecessor has left since the queue was listed.
 fn places_ahead(queue: &Queue) -> Vec<Option<usize>> {
     let places: HashMap<&str, usize> = queue.members.iter().map(|member| &member.node[..]).zip(1..).collect();
     let ahead = |member: &Member| match &member.state {

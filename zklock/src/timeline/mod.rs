@@ -11,7 +11,7 @@ use crate::exit::{self, Exit};
 use crate::output;
 use crate::timeline::rows::{Picture, WatchLine, WatcherState};
 
-/// The most rows of a picture. A picture with more rows is unreadable, and makes a browser slow.
+/// The maximal number of rows of a picture. A picture with more rows is unreadable, and makes a browser slow.
 const ROWS_MAX: usize = 2_000;
 
 pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {

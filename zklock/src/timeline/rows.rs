@@ -63,7 +63,7 @@ pub(crate) struct Row {
     pub(crate) label: Option<String>,
     pub(crate) token: Option<i64>,
     session: Option<String>,
-    /// When the contender queued up, or was first seen if it was seen earlier or its own time is unknown.
+    /// The earlier of two times: when the contender queued up, if that is known, and when it was first seen.
     pub(crate) queued: SystemTime,
     /// When the contender was first seen to hold.
     pub(crate) granted: Option<SystemTime>,
