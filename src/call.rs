@@ -267,9 +267,9 @@ pub(crate) async fn list_children(
     listing.await.or_else(retry::default_if_no_node)
 }
 
-/// Deletes the node at `node`, which belongs to the lock or semaphore at `path`. Returns `false` if the only delete
-/// that was sent found no node. If several were sent, returns `true` in any case, because an earlier delete whose reply
-/// was lost may have removed the node.
+/// Deletes the node at `node`, which belongs to the lock or semaphore at `path`. Returns `true` if the node was
+/// deleted, and `false` if the only delete that was sent found no node. If several deletes were sent, a missing node
+/// counts as deleted, because an earlier delete whose reply was lost may have deleted it.
 pub(crate) async fn delete_node(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
     let fault = |failure| Error::from_failure(failure, "remove a node of", path);
     let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
@@ -317,7 +317,7 @@ where
 pub(crate) enum WorkError {
     /// A request failed. The work may succeed on another session.
     Failed(#[from] Failure),
-    /// The work must not be repeated, mostly because the answers of its requests forbid the work.
+    /// The work cannot be done, as the answers to its requests show. Another session would not help.
     Refused(#[from] Error),
 }
 

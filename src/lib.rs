@@ -208,7 +208,7 @@ pub mod coordinator {
     pub use crate::zookeeper::servers::each_server;
 }
 
-/// The formats in which the value of a [`Shared`] can be encoded.
+/// The formats in which the value of a [`Shared`] can be encoded, and the trait [`Format`](format::Format) for others.
 pub mod format {
     #[cfg(feature = "json")]
     pub use crate::recipes::shared::codec::Json;
@@ -240,7 +240,6 @@ pub mod format {
 // of the README.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
-///
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
@@ -250,7 +249,6 @@ pub mod guide {}
 ///
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
-///
 #[doc = include_str!("../docs/fencing.md")]
 pub mod fencing {}
 
@@ -266,7 +264,7 @@ pub mod fencing {}
 #[doc = include_str!("../docs/errors.md")]
 pub mod what_to_do {}
 
-/// The calls of Curator, kazoo, etcd and flock, beside ours.
+/// The calls of Curator, kazoo, etcd and flock, beside those of this library.
 ///
 /// [mixed-fleets]: crate::guide#mixed-fleets
 ///
@@ -285,7 +283,6 @@ pub mod coming_from {}
 ///
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
-///
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}
 

@@ -166,8 +166,8 @@ mod tests {
         let refused = |path: &str| check_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
-            // A path at the end of the connect string becomes the client's root. Below such a root ZooKeeper keeps no
-            // nodes of its own, but the message must be true for its client, too.
+            // A path at the end of the connect string becomes the client's root, and a `/zookeeper` below that root is
+            // not ZooKeeper's own. The message must be true for such a client, too.
             let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper at the root of the servers, and no \
                        lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));

@@ -1,4 +1,4 @@
-//! [`Error`], with a variant for each thing that a caller may have to do about it.
+//! [`Error`], whose variants tell a caller what to do.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub enum Error {
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The timeout expired. An acquisition that was in the queue has left it. Try again, or look at the contenders that
+    /// The timeout expired. An acquisition that was in the queue leaves it. Try again, or look at the contenders that
     /// the acquisition waited for.
     ///
     /// If a holder among them [keeps](crate::queue::Member::keeps) the lock between uses, its process was asked to give

@@ -1,5 +1,4 @@
-//! [`ValueError`], with a variant for each thing that a caller may have to do about it. Also [`Written`], the last
-//! write of a value.
+//! [`ValueError`], whose variants tell a caller what to do. Also [`Written`], the last write of a value.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -119,7 +118,7 @@ pub struct Written {
     pub token: i64,
     /// The index of this commit, from 1, among the commits under the same token.
     pub commit: u32,
-    /// The time on the writer's clock.
+    /// The time of the write, on the writer's clock.
     pub at: SystemTime,
     /// The schema of the value: see [`SharedBuilder::schema`](crate::shared::SharedBuilder::schema).
     pub schema: u32,

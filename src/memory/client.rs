@@ -1,7 +1,7 @@
 //! The clients of an embedded ensemble, and the faults that a test can inject.
 //!
-//! Without faults, every request is answered before the call that makes it returns. So a test that polls by hand
-//! decides every interleaving itself, without threads or sleeps.
+//! Without faults, the ensemble answers each request before the method that sends the request returns. So a test that
+//! polls by hand decides every interleaving itself, without threads or sleeps.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::telemetry::debug::debug;
 ///
 /// # Examples
 ///
-/// A test that a program stops its work when it loses the lock:
+/// A test in which a client loses a lock:
 ///
 /// ```
 /// # use zk_rwlock::{Error, Memory, RwLock};
@@ -53,8 +53,8 @@ pub struct Memory {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// The client's newest session, which may be over; `None` before the first use. A session also ends when its last
-    /// owner, such as a client or a guard, is dropped.
+    /// The client's newest session, which may be over; `None` before the first use. A session ends at the latest when
+    /// its last owner, such as a client or a guard, is dropped.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -218,9 +218,9 @@ impl Faults {
         self.zk.change_ensemble(|world, id, fired| world.end_session(id, Ending::Expired, fired));
     }
 
-    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble
-    /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session. So a release waits
-    /// for its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
+    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. No timeout ends
+    /// the session: only [`expire`](Self::expire), for example, makes the ensemble end it and delete its nodes. So a
+    /// release waits for its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
     pub fn cut(&self) {
         // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
         let _session = self.zk.open_session();
@@ -233,8 +233,8 @@ impl Faults {
         self.zk.change_ensemble(World::heal);
     }
 
-    /// Loses the answer to this client's next write (create, delete or transaction), which the ensemble executes. If
-    /// the client's server [lags](Self::lag), it does not show that write before it is brought up to date.
+    /// Loses the answer to this client's next write (create, delete or transaction). The ensemble executes the write.
+    /// If the client's server [lags](Self::lag), the lost answer does not bring the server up to date.
     pub fn lose_next_reply(&self) {
         self.lose_next(LostMessage::Reply);
     }

@@ -188,8 +188,8 @@ fn children_and_stat_of(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<
 /// in a runtime without timers, returns a timer on the real clock.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        // Tokio's `sleep` panics if the runtime has no timers. Tokio has no other way to find out whether there are
-        // timers.
+        // The call of tokio's `sleep` is the only way to learn whether the runtime has timers: if it has none, the call
+        // panics.
         if let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
             // A task may outlive the runtime in which its timer was made. Tokio's own timer panics when it is polled
             // after the end of that runtime. The timer that is returned here elapses at once instead.

@@ -14,7 +14,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// An executor without a thread of its own: the thread that wakes a task runs the task, unless another thread runs
-/// tasks already. So a task runs only during a call of the test, or when a timer fires.
+/// tasks already. So a task runs only during a call that the test makes, or when a timer fires.
 #[derive(Default)]
 pub(super) struct Executor {
     /// The thread that runs the tasks holds this mutex while it does so.

@@ -171,8 +171,8 @@ impl TreeTransaction<'_> {
             parent.pzxid = self.at.zxid;
         }
         self.before.push((path.to_owned(), self.tree.remove(path)));
-        // A real server fires the watches on the node first, then those on the node's children, then those on its
-        // parent's children.
+        // A real server fires the watches in this order: on the node itself, on its list of children, on its parent's
+        // list of children.
         self.changes.push((path.to_owned(), Event::Deleted));
         self.changes.push((children_watch_key(path), Event::Deleted));
         self.changes.push((children_watch_key(parent_of(path)), Event::Changed));

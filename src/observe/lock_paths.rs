@@ -101,7 +101,7 @@ impl LockPaths {
         let read = |some| call::ask_until_answered(session, move || self.read_members(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
-        // The holders of permits come first, in the order of their grants.
+        // The holders of permits come first, in the order of their grants as far as these are known.
         members[..permit_holders(taken).count()].sort_by_key(|member| member.token);
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
@@ -187,7 +187,8 @@ impl LockPaths {
         Some((number, number.map_or(names.is_empty(), has_room)))
     }
 
-    /// Lists the permit nodes. Returns no names if the listing fails or takes longer than a session timeout.
+    /// Lists the permit nodes. Returns no names for a lock, or if the listing fails or takes longer than a session
+    /// timeout.
     async fn list_permit_nodes(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = retry::within(session.sleep(session.timeout()), session.children(permits)).await;

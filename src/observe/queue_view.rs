@@ -13,8 +13,8 @@ use crate::sync::{Mutex, Notify};
 #[derive(Default)]
 pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
-    /// Whether the user set a listener with `on_wait`. If so, the holders of permits are listed with a semaphore's
-    /// queue.
+    /// Whether the user set a listener with `on_wait`. If so, an acquisition of permits lists both the queue and the
+    /// holders of permits for each snapshot.
     pub(crate) has_listener: bool,
     /// Notified when the leader does not have a node that the acquisition waits for, although this client's server may
     /// still list that node. Only the head of a semaphore's queue waits for this. The head then lists the holders of
@@ -23,8 +23,8 @@ pub(crate) struct QueueView {
 }
 
 impl QueueView {
-    /// Stores a listing of the queue. A contender among the first ones whose node was read after an earlier listing
-    /// keeps the data that were read.
+    /// Stores a listing of the queue. `seen` may have only the names of the nodes. If the last snapshot has the data of
+    /// a contender's node, these data are kept.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
         let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());

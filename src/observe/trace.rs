@@ -34,7 +34,7 @@ struct Spans {
 }
 
 impl AcquireTrace {
-    /// Begins the trace. `is_for_several` is true if this acquisition gets a kept node, for which several callers may
+    /// Begins the trace. `is_for_several` is true if this acquisition is for a kept node, for which several callers may
     /// wait. The gauge of waiters then counts each caller instead of this acquisition.
     pub(crate) fn begin(
         (path, metrics): (&str, &Arc<PathLabel>),

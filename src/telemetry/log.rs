@@ -46,7 +46,7 @@ thread_local! {
 }
 
 /// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above.
-/// If a caller's thread did, a lease could run out while the subscriber blocks that thread.
+/// If a caller's thread emitted them, a lease could run out while the subscriber blocks that thread.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
@@ -82,8 +82,8 @@ pub(crate) fn has_waiting_events() -> bool {
     LOG_THREAD.pending_count() > 0
 }
 
-/// Emits an event, if the subscriber wants its level. The first argument is the level. The others are those of
-/// `tracing`'s own macros, such as `tracing::warn!`.
+/// Emits an event, unless there is a subscriber that wants no events of its level. The first argument is the level. The
+/// others are those of `tracing`'s own macros, such as `tracing::warn!`.
 macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;

@@ -29,13 +29,13 @@ pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
 /// The number of times that a heartbeat, which renews the lease of a session, was due.
 pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
-/// The number of nodes whose removal is not confirmed yet.
+/// The number of this process's nodes whose removal has begun and is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
 /// The number of sessions that have begun.
 pub const SESSIONS_BEGUN: &str = "zk_rwlock_sessions_begun_total";
 /// The number of sessions that are over.
 pub const SESSIONS_ENDED: &str = "zk_rwlock_sessions_ended_total";
-/// The number of attempts to connect to a server.
+/// The number of attempts to connect to a server, whether they succeeded or not.
 pub const CONNECTION_ATTEMPTS: &str = "zk_rwlock_connection_attempts_total";
 /// The time from the loss of a session's connection until its return, or until the session was over and was not closed
 /// by this process.
