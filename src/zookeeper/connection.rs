@@ -256,10 +256,10 @@ impl Attempts {
 
     /// Records that an attempt has failed.
     ///
-    /// If the attempt got no answer, its server may still steal the session (see the module). The next attempt at its
-    /// address may then take twice as long, up to a session timeout. It may not in the first session timeout after a
-    /// loss, when a lease may depend on quick attempts. If the connection ended before it was ready, and the session
-    /// may have been stolen, the next attempt is at this address.
+    /// If the attempt got no answer, its server may still steal the session (see the module). The limit of the next
+    /// attempt at its address is then twice as long, up to a session timeout. The limit does not grow in the first
+    /// session timeout after a loss, when a lease may depend on quick attempts. If the connection ended before it was
+    /// ready, and the session may have been stolen, the next attempt is at this address.
     pub fn failed(&mut self, target: Target, why: Failed, now: Moment) {
         match why {
             Failed::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
@@ -292,7 +292,8 @@ impl Attempts {
             // A target without an address stays fresh, because the client crate looks its name up at each attempt.
             (known.has_failed, known.is_fresh) = (false, known.target.address.is_none());
         }
-        // A lease is shorter than a session timeout. So by then the lease has ended, unless an answer has renewed it.
+        // A lease is shorter than a session timeout. So at `is_quick_until` the lease has ended, unless an answer has
+        // renewed it.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
         if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {

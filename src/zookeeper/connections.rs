@@ -235,7 +235,7 @@ pub(super) struct ServedConnection {
     /// to be left.
     unready: Option<Arc<zk::Client>>,
     record: Arc<ConnectionRecord>,
-    /// `None` until the connection has ended.
+    /// Why the connection has ended. `None` until it has ended.
     end: watch::Receiver<Option<LinkEnd>>,
     /// The task that serves the connection. Dropping the task abandons the connection.
     task: Option<FallibleTask<thread::Result<()>>>,

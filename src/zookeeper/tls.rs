@@ -201,7 +201,7 @@ fn without_byte_order_mark(pem: &str) -> &str {
 }
 
 /// Returns what is wrong with a PEM text that could not be read: the advice for its form if that is in [`UNUSABLE`], or
-/// else `problem`.
+/// else `problem`, with a hint if the text is no PEM text.
 fn why_unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
     match UNUSABLE.iter().find(|(sign, _)| pem.contains(sign)) {
         Some((_, cure)) => (*cure).to_owned(),

@@ -38,7 +38,7 @@ fn next(attempts: &mut Attempts, now: &mut Moment) -> (usize, Duration) {
     }
 }
 
-/// Lets the next `times` attempts fail, and returns their servers.
+/// Lets the next `times` attempts fail for the reason `why`, and returns their servers.
 fn fail(attempts: &mut Attempts, now: &mut Moment, why: Failed, times: usize) -> Vec<usize> {
     let one = |_| {
         let (server, _) = next(attempts, now);
@@ -83,7 +83,7 @@ fn only_the_first_round_has_no_pauses() {
     assert_eq!(now, before, "a ready connection begins a new first round");
 }
 
-/// In this test the server refuses each attempt, so no connection becomes ready.
+/// The server refuses each attempt, so no connection becomes ready, and each attempt after the first has to wait.
 #[test]
 fn a_connection_that_never_gets_ready_does_not_end_a_round() {
     let (mut attempts, mut now) = (of(1), SECOND);
