@@ -181,7 +181,7 @@ impl<T> Future for Call<T> {
 
 debug!(Call<T> as "Call" for [T], |it| timeout: it.timeout);
 
-/// A call's whole timeout, and the time at which it began.
+/// A call's whole timeout, and the time at which the timeout began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) whole: Duration,

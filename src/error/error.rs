@@ -65,7 +65,7 @@ pub enum Error {
         /// The timeout that expired.
         waited: Duration,
         /// The contenders that the acquisition waited for. If the client was disconnected, these are the contenders in
-        /// the last listing of the queue. None for a call that waits for no contender, such as
+        /// the last listing of the queue. Empty for a call that waits for no contender, such as
         /// [`RwLock::queue`](crate::RwLock::queue).
         blockers: Blockers,
         /// Since when and why the client had no connection at the timeout. `None` if the client was connected.

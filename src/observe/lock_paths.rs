@@ -86,8 +86,8 @@ impl LockPaths {
         Ok(members.collect())
     }
 
-    /// Reads the members of a queue. `taken` are the names of a semaphore's permit nodes, `queued` are the names in the
-    /// queue, and `permits` is the total number of permits.
+    /// Reads the members of a queue that have this dialect. `taken` are the names of a semaphore's permit nodes,
+    /// `queued` are the names in the queue, and `permits` is the total number of permits.
     pub(crate) async fn read_queue(
         &self,
         session: &Arc<dyn Session>,
@@ -207,7 +207,8 @@ fn permit_holders(taken: &[String]) -> impl Iterator<Item = Member> {
     })
 }
 
-/// Returns a contender as a member of the queue. The member has only what the name of its node says.
+/// Returns a contender as a member of the queue. `turn` gives the member's state. All else is from the name of its
+/// node.
 pub(crate) fn member_from_name(contender: &NodeName, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,

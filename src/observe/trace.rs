@@ -84,7 +84,8 @@ impl Drop for Spans {
     }
 }
 
-/// Counts a grant. `kind` says how the contender learned of its turn.
+/// Counts a grant. `kind` says how the contender learned of its turn; `"kept"` is a use of a node that was granted
+/// before.
 pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
     meter::count(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
 }

@@ -1,4 +1,4 @@
-//! The mutexes, atomics and maps that the library's threads share, and its random numbers.
+//! The mutexes, atomics and maps that the library's threads share, and a function that returns a random number.
 //!
 //! The library's other files import these types from here, and not from the standard library or tokio. The test
 //! `threads/` replaces this file by `threads/sync.rs`, whose types let the test decide every switch between threads.
