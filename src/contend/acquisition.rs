@@ -45,9 +45,9 @@ const RESTARTS: u32 = 8;
 /// together wait for about five session timeouts.
 const LEASE_TRIES: u32 = 100;
 
-/// How often, at most, [`Acquisition::fail_if_taken`] lists the queue, without repetitions after a lost reply. It lists
-/// again if the ensemble's leader no longer has a node that it would have to wait for. There is a limit, because on a
-/// busy lock each listing may show another contender.
+/// How often, at most, [`Acquisition::fail_if_taken`] looks at the queue. It looks again if the ensemble's leader no
+/// longer has one of the nodes that a new contender would have to wait for. There is a limit, because on a busy lock
+/// each look may show another contender.
 const LOOKS_MAX: u32 = 3;
 
 /// How long before its timeout, at most, a waiter asks the ensemble's leader whether the contenders ahead exist. If
@@ -89,7 +89,7 @@ impl AcquireOptions {
 }
 
 /// A function that an acquisition calls once its node exists, if the process may keep that node between uses. The
-/// second argument is a watch on the lock's directory. It fires when another contender requests that kept nodes be
+/// second argument is a watch on the lock's directory. It fires when another contender requests that such nodes be
 /// given up. The argument is `None` if it is not sure that the watch is armed.
 pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
@@ -138,7 +138,7 @@ impl Acquisition {
         self.trace.span()
     }
 
-    /// Logs an error in `answer`. Also counts the error in the metrics if the lock was taken or the timeout ran out.
+    /// Logs an error in `answer`. Also counts it in the metrics if it is [`Error::WouldBlock`] or [`Error::Timeout`].
     /// Returns `answer`.
     pub(crate) fn report_error<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         let names = (&**self.config.user_path(), &*self.config.path_label);
@@ -322,7 +322,7 @@ impl Acquisition {
                     match entry.await_create(&listing).await? {
                         None => {
                             if let Err(refused) = rights.await {
-                                // The node is removed before the caller learns of the refusal.
+                                // The ACL of the directory is refused. Our node is removed before this function fails.
                                 return Err(match entry.leave().1.await {
                                     Err(Failure::NoAuth(lacks)) => {
                                         Error::own_node_undeletable(entry.node().path(), lacks).into()
@@ -444,8 +444,8 @@ impl Acquisition {
     }
 
     /// Starts the trace of a hold and, if they are configured, its time limit and the task that warns of a long hold.
-    /// For a node that the process may keep between uses, starts neither trace nor limit nor task, because each use
-    /// starts its own.
+    /// For a node that the process may keep between uses, only sets the length of the limit, because each use starts
+    /// its own trace, limit and warning task.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit_each_hold(longest);

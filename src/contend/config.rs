@@ -51,9 +51,9 @@ impl LockConfig {
 
     /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of
     /// a semaphore, whose node has data. `names` are the children of the node at that path, and `directory` is its
-    /// stat. Reads the data of the node only if the data may be a number of permits by its length. Without a stat,
-    /// reads the data only if a child has a name of a semaphore's directories. Also fails if the read fails, unless a
-    /// server denies it.
+    /// stat. Reads the data of the node only if they may be a number of permits by their length. Without a stat, reads
+    /// them only if a child is named like a directory of a semaphore. Also fails if the read fails, unless this client
+    /// has no right to read the node.
     pub(crate) async fn fail_if_other_use(
         &self,
         session: &Arc<dyn Session>,

@@ -50,16 +50,16 @@ pub(crate) struct Contender {
     node: Arc<Node>,
     /// The path that the user gave.
     user_path: Arc<str>,
-    /// The data of the node, which tells people the host, the process id, the label and more.
+    /// The data of the node, which tell people the host, the process id, the label and more.
     data: Vec<u8>,
     /// Keeps the coordinator alive, because the coordinator closes its sessions when it is dropped.
     _coordinator: Arc<dyn Coordinator>,
 }
 
 impl Contender {
-    /// Creates the contender in an `Arc`, because the guards of a shared hold own it together. Before the grant,
-    /// several nested futures own it one after the other, and without the `Arc` each would be larger by the size of the
-    /// contender.
+    /// Creates the contender in an `Arc`, because the guards of a shared hold own it together. Before the grant, the
+    /// contender is passed through several futures, and without the `Arc` each of them would be larger by the size of
+    /// the contender.
     pub(crate) fn new(
         session_slot: SessionSlot,
         node: Arc<Node>,
@@ -95,9 +95,9 @@ impl Contender {
         directory_watch.await.ok()
     }
 
-    /// Waits for the reply to [`Contender::send_create`]. Returns `None` if the node was created, the next step if the
-    /// create failed, or the failure if another create would not help. `listing` is the answer to the listing that was
-    /// sent after the create.
+    /// Waits for the reply to [`Contender::send_create`]. Returns `None` if the node was created, and the next step if
+    /// the create failed. Fails if another create would not help, or if too many have failed. `listing` is the answer
+    /// to the listing that was sent after the create.
     ///
     /// # Cancel safety
     /// Dropping the future does not cancel the create. Dropping the contender removes the node that the create makes.
@@ -114,9 +114,9 @@ impl Contender {
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_tag_of(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
-                // The create may have made the node before the watch was armed, and a request to give up the node could
-                // have come in between. So the watch is dropped. If the node is found later, the process has no watch,
-                // and so does not keep the node between uses.
+                // Although the create failed, it may have made the node, and perhaps before the watch was armed. A
+                // request to give up the node may then have been missed, so the watch is dropped. If the node is found
+                // later, the process does not keep it between uses, because there is no watch.
                 let (step, _unlocked) = self.node.change(|it| {
                     let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
@@ -130,7 +130,7 @@ impl Contender {
         self.session().store().record_created(&self.node, created, self.session().id())
     }
 
-    /// Creates the lock directory and its parents, if they are missing. With `has_to_stay`, the directory is one that
+    /// Creates the lock directory and its parents, if they are missing. With `has_to_stay`, creates a directory that
     /// servers do not delete when it is empty.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
         directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_created_path(step)).await
@@ -144,8 +144,8 @@ impl Contender {
 
     /// Removes the persistent nodes that this contender created, the last one first. Called after a server has refused
     /// a request for lack of rights. If the ACL that this client gave these nodes keeps this client out, it would keep
-    /// other clients out, too. Returns whether a node was removed, and ignores other deletes that fail. ZooKeeper
-    /// deletes only nodes without children, so no other client's node is lost.
+    /// other clients out, too. Returns whether a node was removed. Ignores deletes that fail. ZooKeeper deletes only
+    /// nodes without children, so no other client's node is lost.
     pub(crate) async fn remove_own_directories(&self) -> bool {
         let mut is_removed = false;
         let made = std::mem::take(&mut *self.made.lock());
@@ -185,7 +185,8 @@ impl Contender {
 
     /// Starts the removal of the orphans among these children. An orphan is a node that an earlier create of this
     /// contender made although the reply was lost. The children must come from a listing that this session sent after a
-    /// later write. A server carries out the requests of a session in order, so such a listing shows all orphans.
+    /// write that is later than that create. A server carries out the requests of a session in order, so such a listing
+    /// shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.node, Leaving::delete(self.child_path(&orphan)), None));
@@ -236,7 +237,7 @@ impl Contender {
         self.node().until_lost(|pause| sleep_fully(self.session(), pause)).await
     }
 
-    /// Returns the data of the node: host, process and label, for operators.
+    /// Returns the data of the node, which tell people the host, the process id, the label and more.
     pub(crate) fn node_data(&self) -> &[u8] {
         &self.data
     }
@@ -323,7 +324,8 @@ impl Contender {
         }
     }
 
-    /// Returns whether this is a permit of a semaphore. The queue of a semaphore is a directory below the user's path.
+    /// Returns whether this is a contender for permits of a semaphore, or a holder. The queue of a semaphore is a
+    /// directory below the user's path, and the queue of a lock is that path itself.
     fn is_of_semaphore(&self) -> bool {
         self.user_path() != &**self.directory()
     }
@@ -418,8 +420,8 @@ impl Contender {
         !self.session().store().is_signal_refused(self.directory())
     }
 
-    /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Fails if the lock was lost
-    /// before, or if the node cannot be deleted.
+    /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Fails if the lock was lost or
+    /// given back before, or if the node cannot be deleted.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
         // The node of a lost lock is also deleted, because the node may still exist, and other contenders would wait
         // for it.
@@ -477,8 +479,8 @@ impl Drop for LimitedUse {
 
 /// Waits until the node is lost. Removes the node if it may still exist: if a hold exceeded its limit, the lease ran
 /// out while the session lives on, or a stranger's write was taken for a hand-off. A holder that exceeded its limit
-/// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first, or if
-/// timers no longer work.
+/// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first, or if a
+/// timer [fires too early](sleep_fully).
 async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
         node.until_lost(|pause| sleep_fully(&session, pause)).await,

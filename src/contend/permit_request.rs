@@ -3,9 +3,8 @@
 //! Only the head of the queue takes permits. So while a contender is the head and has not taken permits, the number of
 //! taken permits can only fall. Free permits that the head has seen stay free, because of two rules:
 //!
-//! - The head reads the permits after it has become the head, on the connection whose reply or event showed that it is
-//!   the head. Another server may not show yet the permits that the predecessor took. So after a reconnect the head
-//!   sends a sync before the read.
+//! - The head reads the permits after it has become the head. After a reconnect, another server may not show yet the
+//!   permits that the predecessor took. So if the connection has changed, the head sends a sync before the read.
 //! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
 //!   place is gone, or if the number of permits has changed.
 //!
@@ -97,8 +96,8 @@ impl PermitRequest {
         self.state.read_or_write_number(entry.session(), node, Some(entry)).await.map(drop)
     }
 
-    /// Sends the early read. The caller must have sent its listing of the queue before. An older read may be older than
-    /// the moment at which the contender became the head.
+    /// Sends the early read. The caller must have sent its listing of the queue before. A read that was sent before
+    /// that listing may show the permits as they were before the contender became the head.
     pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyPermitRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
@@ -326,8 +325,8 @@ impl<'a> QueueHead<'a> {
             return Err(Failure::NoNode);
         }
         self.signal = None;
-        // A server that still lists one of these contenders lags behind the leader, and may also lack the permit nodes
-        // that they created. So the permits are read again.
+        // None of these contenders exists. A server that still lists one of them lags behind the leader, and may also
+        // lack the permit nodes that they created. So the permits are read again.
         let gone = shown.iter().filter_map(|path| path.rsplit('/').next()).map(str::to_owned).collect();
         presence::leave_server_if_listed(self.entry.session(), self.entry.directory(), gone).await?;
         Ok(shown.is_empty())
@@ -358,8 +357,8 @@ impl<'a> QueueHead<'a> {
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
-            // If the session has ended, this wait never ends. The caller, which awaits the loss of our node at the same
-            // time, ends the acquisition.
+            // If the event is the end of the session, this wait never ends. The caller, which awaits the loss of our
+            // node at the same time, ends the acquisition.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.entry.until_check_fails(&mut recheck, checks) => {

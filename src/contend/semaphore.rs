@@ -138,7 +138,8 @@ impl SemaphoreState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KnownPermitNumber {
     Unknown,
-    /// The number of permits that the user gave, before the first read of the ensemble's number.
+    /// The number of permits that the user gave, until the handle reads the same number from the ensemble, or writes
+    /// it.
     Given(u32),
     /// The number of permits in the ensemble at this handle's last read or write.
     Seen(u32),
@@ -203,8 +204,8 @@ impl SemaphoreState {
     ///
     /// # Errors
     /// - [`Failure::NoNode`]: the node is missing, and there is no `maker`.
-    /// - [`PermitsError::Vanished`]: the node has no number, and the copy in the twin node is not the number that this
-    ///   handle knows. So the number was deleted.
+    /// - [`PermitsError::Vanished`]: the node has no number, but the twin node has a copy of one, and this handle knows
+    ///   none, or another. So the number was deleted.
     /// - [`PermitsError::Unset`]: the node has no number, and this handle knows none.
     /// - [`PermitsError::Doubtful`]: the node has data that are no number.
     /// - The errors of [`SemaphoreState::record_number`] and [`SemaphoreState::write_number`].
@@ -384,9 +385,9 @@ impl SemaphoreState {
         })
     }
 
-    /// Counts in `rounds` how often this client's server and the ensemble's leader disagreed about the node `path`. The
-    /// first disagreement may be due to a change at that moment. After each later one, connects to another server if
-    /// the two still disagree, and otherwise waits for a session timeout.
+    /// Adds to `rounds`, a count of disagreements of this client's server and the ensemble's leader about the node
+    /// `path`. The first disagreement may be due to a change at that moment. After each later one, connects to another
+    /// server if the two still disagree, and otherwise waits for a session timeout.
     pub(crate) async fn pause_after_disagreement(
         session: &Arc<dyn Session>,
         path: &str,

@@ -347,7 +347,7 @@ impl<'a> OutcomeSearch<'a> {
         let session = self.session.id();
         let fates = fates.map(|(operation, node)| fate_of(operation, node.as_ref(), self.newest, session, is_alone));
         let fates: Vec<_> = fates.collect();
-        // A transaction of checks alone changes nothing, so it is sent again.
+        // A transaction of checks alone changes nothing, so it counts as undone, and is sent again.
         let changes_nothing = self.changes().next().is_none();
         match (changes_nothing || fates.contains(&TransactionFate::Undone), fates.contains(&TransactionFate::Done)) {
             (true, _) => TransactionFate::Undone,
@@ -389,7 +389,7 @@ fn fate_of(
     session: i64,
     is_alone: bool,
 ) -> TransactionFate {
-    // A missing node does not show whether this transaction or another client deleted it.
+    // A missing node shows nothing, because another client may have deleted it.
     let Some((now, stat)) = node else { return TransactionFate::Unknown };
     let was_there = stat.czxid <= newest;
     match operation {

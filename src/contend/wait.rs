@@ -31,8 +31,8 @@ pub(crate) struct PendingAcquisition<'a> {
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
     pub(crate) entry: &'a Contender,
-    /// Where each listing after which the contender waits is stored. `None` if neither a timeout error nor a listener
-    /// needs the listings.
+    /// Stores each listing that makes the contender wait. `None` if neither a timeout error nor a listener needs the
+    /// listings.
     pub(crate) view: Option<&'a QueueView>,
     /// Decides the next step of the wait.
     pub(crate) waiter: Waiter<Arc<NodeName>>,
@@ -100,9 +100,9 @@ impl PendingAcquisition<'_> {
         }
     }
 
-    /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing. Removes this
-    /// contender's orphans that the listing shows. For a lock, before the first wait, fails if a value or a semaphore
-    /// has the path of the lock.
+    /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing. Starts the
+    /// removal of this contender's orphans that the listing shows. For a lock, before the first wait, fails if a value
+    /// or a semaphore has the path of the lock.
     async fn list_and_decide(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
@@ -152,8 +152,9 @@ impl PendingAcquisition<'_> {
         Error::WouldBlock { blockers: paths.read_blockers(session, &names, &me).await }
     }
 
-    /// Registers the acquisition for a warning about a long wait. Stores the contender's place and the contenders that
-    /// it waits for, both from the listing `names`, in `view`, for the user's listener and the timeout error.
+    /// Registers the acquisition for a warning about a long wait. If there is a `view`, stores in it the contender's
+    /// place and the contenders that it waits for, both from the listing `names`, for the user's listener and the
+    /// timeout error.
     async fn record_wait(&mut self, names: Listing) {
         self.register_for_warning();
         let Some(view) = self.view else { return };
@@ -251,8 +252,8 @@ impl PendingAcquisition<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted | Event::LookAgain => Departure::ListAgain,
-            // If the session has ended, this wait never ends. The caller, which awaits the loss of our node at the same
-            // time, ends the acquisition.
+            // If the event is the end of the session, this wait never ends. The caller, which awaits the loss of our
+            // node at the same time, ends the acquisition.
             Event::Over => std::future::pending().await,
         })
     }

@@ -170,7 +170,7 @@ impl WarningEntry {
 }
 
 /// Warns about the slow acquisitions of one lock handle. Ends when no acquisition waits for its warning, when the
-/// handle is gone, or when timers no longer work.
+/// handle is gone, or when a timer ends too early.
 async fn warn_of_slow(warnings: Weak<WaitWarnings>) -> Option<()> {
     // While the task sleeps, it has only a weak pointer to `WaitWarnings`. If a timer ends too early, its runtime has
     // shut down, so the task ends, too.

@@ -35,7 +35,7 @@ use crate::queue::mode::{self, Mode, Place};
 /// kazoo a contender among Curator's, so that Curator, kazoo and this library share one path.
 ///
 /// # Doubt
-/// Two kinds of children are in doubt, because their rules may differ from ours:
+/// Two kinds of children are in doubt, because other rules than ours may apply to them:
 /// - a contender of another dialect;
 /// - a node whose name has a marker of Curator or kazoo, such as `__WRIT__`, and ends with digits that are not a
 ///   sequence number behind the marker.
@@ -223,8 +223,8 @@ impl Dialect {
         self.split_name(name).map(|(_, place)| place)
     }
 
-    /// Returns the dialect in which a name is a contender's, if there is one. A word before the number that only ends
-    /// with `lock-`, as in `block-0000000005`, does not make a name a contender's here.
+    /// Returns the dialect in which a name is a contender's, if there is one. A name such as `block-0000000005` is not
+    /// taken for a contender's, because `block` is a common word.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -313,7 +313,7 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// Encodes a random number as eight letters and digits.
+/// Makes eight random letters and digits from a random number.
 fn encode_base36(mut number: u64) -> String {
     let mut digit = || {
         let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
@@ -330,8 +330,9 @@ fn is_curator_tag(tag: &str) -> bool {
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
 }
 
-/// Parses the sequence number at the end of a name in both possible ways: as ten digits, and as a negative number. The
-/// number is negative after the server's counter has wrapped.
+/// Parses the sequence number at the end of a name in both possible ways: as ten digits, and as a negative number.
+/// Returns each number with the text before it; `None` where that way fails. Numbers are negative after the server's
+/// counter has wrapped.
 fn trailing_sequences(name: &str) -> [Option<(&str, i64)>; 2] {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (before, digits) = name.split_at(digits);
@@ -355,6 +356,7 @@ pub(crate) fn looks_kept(name: &str) -> bool {
 }
 
 /// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its place (mode and sequence number).
+/// `None` if the name is no such name.
 fn split_native(name: &str) -> Option<(&str, Place)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));

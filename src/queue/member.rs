@@ -36,7 +36,7 @@ pub struct Member {
     /// for permits are served one by one.
     pub mode: Mode,
     /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and for a waiter whose
-    /// node could not be read or does not have the number.
+    /// node could not be read or does not tell the number.
     pub permits: Option<u32>,
     /// Whether the member held the lock, waited or was stuck when the queue was listed.
     pub state: MemberState,
@@ -99,7 +99,7 @@ impl Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemberState {
-    /// The member holds the lock: no earlier contender excludes it.
+    /// The member holds the lock, because no earlier contender excludes it, or the member holds permits.
     Holds,
     /// The member waits behind another node.
     Waits {
@@ -138,7 +138,7 @@ impl Queue {
 
     /// Returns the number of free permits; `None` if this is the queue of a lock.
     ///
-    /// The number is zero also if more permits are taken than exist, after
+    /// The number is zero also if more permits are taken than exist, for example after
     /// [`set_permits`](crate::Semaphore::set_permits) has lowered the number of permits.
     pub fn free(&self) -> Option<u32> {
         let taken = self.holders().filter_map(|holder| holder.permits).map(u64::from).sum::<u64>();
@@ -150,7 +150,7 @@ impl Queue {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Blockers {
-    /// The number of contenders that must leave first.
+    /// The number of these contenders.
     pub ahead: usize,
     /// The first of these contenders, holders before waiters, at most 8.
     pub first: Vec<Member>,
@@ -235,8 +235,8 @@ impl fmt::Display for Blockers {
         let named = Vec::from_iter(named("held", false).into_iter().chain(named("kept", true)));
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
-            // None of the blockers holds the lock. For example, a reader waits for a writer, which itself waits for the
-            // readers that hold.
+            // None of the named blockers holds the lock. For example, a reader waits for a writer, which itself waits
+            // for the readers that hold.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
             (holders, _) => write!(f, "{}; {} ahead", holders.join(", "), self.ahead),
         }

@@ -46,7 +46,8 @@ impl Metadata {
         let in_data = data.map(parse).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
-            // Only this library writes a process id. So if the data have one, the other fields are ours, too.
+            // Only this library writes a process id. So if the data have one, the other fields are ours, too. A host
+            // that is not valid is left out even then.
             _ if in_data.pid.is_some() => match dialect::host_problem(&in_data.host) {
                 Some(_) => Metadata { host: String::new(), ..in_data },
                 None => in_data,
@@ -61,7 +62,7 @@ pub(crate) fn field_line(field: &str, value: Option<impl Display>) -> String {
     value.map(|value| format!("{field}={value}\n")).unwrap_or_default()
 }
 
-/// Parses the metadata in a node's data. Ignores unknown lines.
+/// Parses the metadata in a node's data. Ignores unknown lines and invalid numbers.
 pub(crate) fn parse(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
@@ -76,7 +77,7 @@ pub(crate) fn parse(data: &[u8]) -> Metadata {
 
 /// Parses the data of another library's node. An IP address is taken as the host, because Curator writes the address of
 /// its machine. Other text is taken as the label, because kazoo writes the identifier that its user set. Ignores data
-/// that are empty, long, or not printable text.
+/// that are empty, longer than 256 bytes, or not printable text.
 fn read_foreign(data: &[u8]) -> Metadata {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
@@ -121,7 +122,7 @@ pub(crate) fn record_path(directory: &str) -> String {
     format!("{directory}{RECORD_SUFFIX}")
 }
 
-/// Returns the path of the lock whose record is at `path`. `None` if `path` is not the path of a record.
+/// Returns the path of the lock whose record is at `path`. `None` if `path` does not look like the path of a record.
 pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
     path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
 }
@@ -131,7 +132,7 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
     format!("{HEADING}1\nhost={host}\npid={pid}\ntoken={token}\n{label}").into_bytes()
 }
 
-/// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written.
+/// Parses the record of a job's last [success](crate::once::OnceGuard::done). `at` is when the record was written.
 /// `None` if the data are not a record.
 pub fn parse_record(data: &[u8], at: SystemTime) -> Option<Record> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
@@ -148,8 +149,8 @@ pub(crate) struct NowRange {
 }
 
 impl NowRange {
-    /// Returns the present time: at least `least` and at most `most` after `then`. A local clock measured these
-    /// durations, so the range is widened by that clock's possible drift.
+    /// Returns the range of the present time, which is at least `least` and at most `most` after `then`. A local clock
+    /// measured these durations, so the range is widened by that clock's possible drift.
     pub(crate) fn from_elapsed(then: SystemTime, least: Duration, most: Duration) -> NowRange {
         let (least, most) = (least - least / DRIFT, most.saturating_add(most / DRIFT));
         NowRange { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
@@ -157,9 +158,10 @@ impl NowRange {
 
     /// Returns whether less than `period` may lie between `at` and now, whichever of the two is earlier.
     ///
-    /// If `at` is in the future, another server, whose clock is behind, has become the ensemble's leader since, and the
-    /// true age of `at` is unknown. A time in the future counts as recent only while it is less than `period` ahead. So
-    /// a small step of the clock does no harm, and a large step does not block the job for ever.
+    /// If `at` is in the future, the clock of the ensemble's leader was set back, or another server, whose clock is
+    /// behind, has become the leader. The true age of `at` is then unknown. A time in the future counts as recent only
+    /// while it is less than `period` ahead. So a small step of the clock does no harm, and a large step does not block
+    /// the job for ever.
     pub(crate) fn may_be_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);

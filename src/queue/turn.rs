@@ -277,7 +277,7 @@ pub struct Predecessor {
 pub enum Claim {
     /// The waiter's own node is not in the queue.
     Unlisted,
-    /// The node of this name has the number of the waiter's own node.
+    /// The node of this name has the same number as the waiter's own node.
     Rival(String),
     /// Contenders are ahead of a waiter that must not wait.
     Ahead,
@@ -291,7 +291,7 @@ pub enum Departure {
     /// The node was deleted, or may have changed while no event could come. The waiter has to list the directory again.
     ListAgain,
     /// The server says that the node does not exist, so there is no watch. The waiter has to list the directory again
-    /// or, if the server says this for the second time, to ask the leader.
+    /// or, if the server says this twice in a row, to ask the leader.
     Missing,
 }
 
@@ -312,14 +312,14 @@ pub enum Step {
     /// Ask the leader again and again until it no longer has the predecessor's node. The server lists this node, but
     /// has said twice that the node does not exist, so the server cannot watch the node.
     AwaitAtLeader(Predecessor),
-    /// Take the lock.
+    /// Take the lock, or take permits at the head of a semaphore's queue.
     Take(Grant),
     /// Give up, because the waiter's own node is not in the queue.
     Evicted,
-    /// Give up, because the node of this name has the number of the waiter's own node. `None` if the waiter's number is
-    /// negative instead.
+    /// Give up, because the node of this name has the same number as the waiter's own node. `None` if the waiter's
+    /// number is negative instead.
     Stuck(Option<String>),
-    /// Give up, because this node belongs to a foreign contender, whose rules may differ.
+    /// Give up, because the node of this name is that of a foreign contender, whose rules may differ.
     Foreign(String),
     /// Give up, because contenders are ahead, and the waiter must not wait.
     WouldBlock,
