@@ -145,7 +145,7 @@ pub(crate) fn escape_controls(text: &str) -> String {
 /// bytes, fits.
 const LONGEST_LINE: usize = 4000;
 
-/// The width to which a longer line of a message is shortened, in columns.
+/// The width, in columns, to which an overlong line of a message, or a long argument in a message, is shortened.
 const SHORT_LINE: usize = 300;
 
 /// Makes a message with text from other users readable: escapes control characters, and shortens each line of more than

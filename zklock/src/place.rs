@@ -45,8 +45,8 @@ impl LockOrSemaphore {
         }
     }
 
-    /// Finds the contender with this token. If the semaphore of an `Either` has no such contender, its lock is
-    /// searched, too, because clients of older versions may have contended for a lock there.
+    /// Finds the contender with this token. If the path of an `Either` is a semaphore without such a contender, the
+    /// lock at this path is searched, too, because clients of older versions may have contended for a lock there.
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {

@@ -14,7 +14,7 @@ pub(crate) enum Role {
     Follower,
     /// A server without a vote.
     Observer,
-    /// The answer states no role, or a role that is not listed here.
+    /// The role is not known, or is none of those above.
     Unknown,
 }
 

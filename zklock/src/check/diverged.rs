@@ -66,7 +66,7 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     reported
 }
 
-/// Returns an oddity for each node about which the servers disagree. Its text ends with the advice to the operator.
+/// Returns an oddity for each disagreement of the servers about a node. Its text ends with the advice to the operator.
 pub(crate) fn diverged(servers: &[ServerReport], ensemble: &EnsembleIds) -> Vec<Oddity> {
     with_advice(servers, &disagreements(servers), covers_ensemble(servers, ensemble))
 }
@@ -108,7 +108,7 @@ pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeep
 }
 
 /// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`. Without such lines the ensemble is
-/// unlisted.
+/// unlisted, and with an invalid id the ids are unknown.
 fn parse_ensemble_ids(config: &str) -> EnsembleIds {
     let lines = config.lines().filter_map(|line| line.trim().strip_prefix("server."));
     let ids: Option<BTreeSet<u8>> = lines.map(|line| line.split('=').next()?.parse().ok()).collect();

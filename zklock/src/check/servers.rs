@@ -1,5 +1,5 @@
-//! Asks each server of the connect string separately for its version, the nodes that it shows, and the sessions that it
-//! knows.
+//! Asks each server of the connect string separately for its version, its role, the nodes that it shows, and the
+//! sessions that it knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub(crate) struct ServerReport {
     pub(crate) name: String,
     pub(crate) version: Option<String>,
     pub(crate) mode: Option<String>,
-    /// The id of the session that the server gave to zklock.
+    /// The id of the session that the server gave to zklock, if it gave one.
     pub(crate) session: Option<i64>,
     /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if the server could not
     /// be read each time.

@@ -115,7 +115,7 @@ pub(crate) fn client_options(limit: Duration, connection: &Connection) -> Result
 }
 
 /// Parses the servers' tickTime. A number without a unit means seconds here, but milliseconds in the servers'
-/// configuration, so a large number is refused.
+/// configuration, so a number of [`LONGEST_TICK`] or more is refused.
 fn tick_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if number >= LONGEST_TICK => Err(format!(

@@ -149,7 +149,7 @@ pub(crate) struct Child {
     /// Listens for keys in the command's group, from the moment when the terminal is first lent to the command. `None`
     /// before, and if the witness cannot be started.
     witness: Option<Witness>,
-    /// Whether the command had the terminal when it was stopped together with zklock.
+    /// Whether zklock took the terminal from the command when both were stopped. [`Child::resume`] resets this.
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
@@ -160,9 +160,10 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command in a process group, or if zklock cannot see its own group in a Unix session (setsid(2)), of
-    /// its own. The command's environment is that of zklock without the variables in `without`, plus `environment`. On
-    /// Linux the command is killed when the calling thread ends ([`tie`]), so call this function on the main thread.
+    /// Starts the command in a process group of its own. If zklock's own group has no number in this PID namespace, the
+    /// command begins a Unix session (setsid(2)) instead. The command's environment is that of zklock without the
+    /// variables in `without`, plus `environment`. On Linux the command is killed when the calling thread ends
+    /// ([`tie`]), so call this function on the main thread.
     pub(crate) fn spawn(
         words: &[OsString],
         environment: &[(&str, String)],

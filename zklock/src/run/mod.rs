@@ -344,7 +344,7 @@ impl StallDetector {
         }
     }
 
-    /// Returns the greatest delay so far, which includes that of the reading that is due next.
+    /// Returns the greatest delay of a reading so far. A reading that is overdue now counts, too.
     fn longest_stop(&self) -> Duration {
         self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
     }
@@ -504,8 +504,9 @@ async fn fail_with_loss(why: Loss, code: u8, client: Option<&ZooKeeper>, how: &s
     Err(Exit::new(exit::code_of_loss(why, code), problem))
 }
 
-/// Returns the client, which may know why no server is reached. Returns `None` if zklock noticed only after the session
-/// could have expired that the lease ran out: then zklock seems to have stood still, and the servers are not the cause.
+/// Returns the client, which may know why no server is reached. Returns `None` if the lease ran out, and the session
+/// may have expired by the time zklock notices this: then zklock seems to have stood still, and the servers are not the
+/// cause.
 fn client_unless_late<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
     let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
     (!is_late).then_some(zk)

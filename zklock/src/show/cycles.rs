@@ -67,7 +67,7 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
     // circle.
     let starts = waits.keys().filter(|who| holders.contains(*who));
     // The searches from several members may find the same circle. A circle is returned only if the search from its
-    // smallest member finds this circle. So a circle is left out if its smallest member has a shorter one.
+    // smallest member finds this circle. So a circle is left out if that search finds another one.
     let is_first = |cycle: &Vec<ProcessWait>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
     starts.filter_map(|start| shortest_circle(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
 }

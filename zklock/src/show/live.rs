@@ -152,7 +152,7 @@ impl Screen {
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(seen) = &self.seen {
             let warnings = self.warnings.iter().map(|words| wrapped(words, Some(columns)) + "\n").collect::<String>();
-            // The last row stays empty, because a cursor in it would scroll the screen.
+            // The last row stays empty, because a line break at its end would scroll the screen.
             let left = rows.saturating_sub(lines.len() + warnings.lines().count() + 1);
             lines.extend(match &seen[..] {
                 [queue] if !self.is_overview => {

@@ -67,8 +67,8 @@ fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
     queue.members.iter().filter(|member| member.state != MemberState::Holds)
 }
 
-/// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows. If rows are left out, the
-/// last row says how many.
+/// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows. Rows that do not fit are
+/// left out as in [`layout::at_most`].
 pub(crate) fn totals_and_rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
     queues.sort_by_key(|queue| {

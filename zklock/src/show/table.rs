@@ -24,8 +24,8 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
     first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
-/// Returns the table in at most `columns` columns and `rows` rows, without the path. If rows are left out, the last row
-/// says how many.
+/// Returns the table in at most `columns` columns and `rows` rows, without the path. Rows that do not fit are left out
+/// as in [`layout::at_most`].
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| shorten(&text, columns);
     let mut table: Vec<String> = headline(queue).into_iter().map(plain).collect();
