@@ -1,5 +1,5 @@
 //! The node that one lock handle and its clones keep in ZooKeeper between uses (a kept node), and the uses that join
-//! the node.
+//! the node. A use is one acquisition of the lock by this process, with its guards.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ pub(crate) struct KeptNodeCache {
     idle: Duration,
     /// The newest kept node, which may be closed to further uses. New uses join no other node.
     newest: Mutex<Option<Arc<KeptNode>>>,
-    /// One flag for READ nodes, and one for WRITE nodes. A flag is set if, when another contender last requested a kept
-    /// node of its mode, that node had not had a second use. The next acquisition of the mode that needs a new node
-    /// then resets the flag, and keeps no node.
+    /// `[READ, WRITE]`: whether the last request of another contender for a kept node of this mode came before the
+    /// second use of that node. If so, the next acquisition of this mode that needs a new node keeps none, and resets
+    /// the flag.
     in_vain: [Arc<AtomicBool>; 2],
 }
 
@@ -61,7 +61,8 @@ impl KeptNodeCache {
     }
 
     /// Joins the newest kept node. If that node refuses the use, joins a new node instead, whose acquisition `begin`
-    /// returns. Refuses the use in a forked process, and a use that needs a new node if its flag in `in_vain` is set.
+    /// returns. Refuses the use in a forked process, and a use that needs a new node if the flag of its mode in
+    /// `in_vain` is set.
     pub(crate) fn join_newest_or_acquire(
         &self,
         mode: Mode,
@@ -171,7 +172,7 @@ pub(crate) struct KeptNodeUse {
     /// The span of the use, its part of the gauge of holders, and its task that warns of a long hold. They end with the
     /// last share. `None` if the use has none of them, or has not started its trace yet.
     trace: Option<Arc<HoldTrace>>,
-    /// The time limit of the use. `None` without `max_hold`.
+    /// The time limit of the use. `None` without `max_hold`, or if the limit has not started yet.
     limit: Option<Arc<LimitedUse>>,
     /// Whether a downgrade has begun and has not succeeded. The ensemble may then have the WRITE node or the READ node.
     is_changing: bool,
@@ -222,8 +223,9 @@ impl KeptNodeUse {
         share
     }
 
-    /// Ends this share of the use, unless it has ended before. Returns the hold if the node is given up now. `now`
-    /// returns the present time, or [`FORKED`] in a forked process, in which nothing is ended.
+    /// Ends this share of the use, unless it has ended before. If the node is given up now, returns its contender, for
+    /// the caller to give back or drop. `now` returns the present time, or [`FORKED`] in a forked process, in which
+    /// nothing is ended.
     fn end(&mut self, now: impl FnOnce(&Contender) -> Moment) -> Option<Arc<Contender>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;

@@ -1,5 +1,5 @@
-//! A kept node: a node that a process keeps in ZooKeeper between uses. [`GiveUpReason`] says when the process gives the
-//! node up.
+//! A kept node: a node that a process keeps in ZooKeeper between uses (acquisitions of the lock by this process).
+//! [`GiveUpReason`] lists the reasons for which the process gives the node up.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -41,9 +41,8 @@ pub(crate) struct KeptNode {
     config: Weak<LockConfig>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
-    /// The flag of the cache for nodes of this mode. If it is set, the next acquisition that needs a node keeps none. A
-    /// request of another contender for the node sets the flag before the second use of the node, and clears the flag
-    /// later.
+    /// The flag of `KeptNodeCache::in_vain` for the mode of this node. A request of another contender for the node sets
+    /// the flag if the node has had at most one use, or else clears the flag.
     in_vain: Arc<AtomicBool>,
     pub(super) state: Mutex<KeptState>,
     /// The error of the acquisition, if the acquisition has failed. Set before the waiting uses are refused.
@@ -63,7 +62,7 @@ pub(super) struct KeptState {
     pub(super) work: Option<AcquisitionFuture>,
     /// Set by a use that wanted to poll the acquisition while another use polled it. The other use then polls it again.
     is_wanted: bool,
-    /// The node's hold, from the grant until the node is given up.
+    /// The granted node, from the grant until the node is given up.
     pub(super) granted: Option<Arc<GrantedNode>>,
     /// The time of the latest end of a use, on the clock of the lease. Until a use has ended, this is the time of the
     /// grant.
@@ -77,7 +76,7 @@ pub(super) struct KeptState {
     background_task: Option<oneshot::Sender<()>>,
 }
 
-/// A granted node and its hold. Each running use owns an `Arc` of this value.
+/// A granted node and its contender. Each running use owns an `Arc` of this value.
 pub(super) struct GrantedNode {
     pub(super) kept: Arc<KeptNode>,
     pub(super) hold: Arc<Contender>,
@@ -195,8 +194,8 @@ impl KeptNode {
         true
     }
 
-    /// Stores the hold, and wakes the uses that now run. If the node has no use and must not stay idle, gives the node
-    /// up.
+    /// Stores the granted contender `hold`, and wakes the uses that now run. If the node has no use and must not stay
+    /// idle, gives the node up.
     fn grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
         state.used = hold.now();
@@ -216,7 +215,7 @@ impl KeptNode {
     pub(crate) fn give_up(&self, why: GiveUpReason) {
         let mut state = self.state.lock();
         let woken = state.close(why);
-        // Dropping the hold sends the removal of the node.
+        // Dropping the contender sends the removal of the node.
         drop(self.give_up_if_over(state, woken));
     }
 
@@ -229,7 +228,7 @@ impl KeptNode {
         }
     }
 
-    /// Returns the node's hold. `None` before the grant, and after the node was given up.
+    /// Returns the contender of the granted node. `None` before the grant, and after the node was given up.
     pub(crate) fn granted_contender(&self) -> Option<Arc<Contender>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
@@ -266,7 +265,8 @@ impl KeptNode {
         }
     }
 
-    /// Ends one share of the use with this id. Returns the hold if the node is given up now.
+    /// Ends one share of the use with this id. If the node is given up now, returns its contender, for the caller to
+    /// give back or drop.
     pub(super) fn end_use(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
         // A transaction under this WRITE node whose outcome is unknown may still be carried out while the node exists.
@@ -278,8 +278,8 @@ impl KeptNode {
         self.give_up_if_over(state, woken)
     }
 
-    /// Unlocks the state, and then calls the wakers `woken`. If the node is closed and has no use, returns its hold, or
-    /// drops the acquisition if the node is not granted yet. If the node was counted as kept, the end of the hold is
+    /// Unlocks the state, and then calls the wakers `woken`. If the node is closed and has no use, returns its
+    /// contender, or drops the acquisition if the node is not granted yet. If the node was counted as kept, the end is
     /// counted and logged.
     ///
     /// With an idle time of zero, first closes a granted node that has no use.
@@ -428,8 +428,8 @@ async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
         if !retry::sleep_fully(session, pause).await {
             return std::future::pending().await;
         }
-        // The task takes only copies, because a pointer to the hold, kept during the listing, could delay the removal
-        // of the node after the last use.
+        // The task takes only copies, because a pointer to the contender, kept during the listing, could delay the
+        // removal of the node after the last use.
         let hold = kept.upgrade().and_then(|kept| kept.granted_contender());
         let place = hold.map(|hold| (hold.node_name(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };

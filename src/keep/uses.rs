@@ -46,7 +46,7 @@ pub(super) struct QueuedUse<W> {
     waker: Option<W>,
 }
 
-/// Whether a use of a node runs, waits or is refused.
+/// Whether a use of a kept node (one acquisition by this process) runs, waits or is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UseState<R, W> {
     Runs(R),

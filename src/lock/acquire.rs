@@ -249,8 +249,8 @@ impl RwLock {
         Acquire::new(self.clone())
     }
 
-    /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
-    /// if the lock is taken.
+    /// Acquires the lock to read if no writer holds it or waits for it. Waits for no contender. Writes nothing to the
+    /// ensemble if the lock is already taken.
     ///
     /// Before the call fails because the lock is taken, it asks the leader whether the contenders that exclude it still
     /// exist, because a server that lags may show a node that is gone. If the lock looked free but another contender is
@@ -280,8 +280,8 @@ impl RwLock {
         Call::new(|deadline| async move { lock.try_acquire(Mode::Read, deadline).await.map(ReadGuard::new) })
     }
 
-    /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
-    /// ensemble if the lock is taken.
+    /// Acquires the lock to write if no contender holds it or waits for it. Waits for no contender. Writes nothing to
+    /// the ensemble if the lock is already taken.
     ///
     /// Before the call fails because the lock is taken, it asks the leader whether the contenders that exclude it still
     /// exist, because a server that lags may show a node that is gone. If the lock looked free but another contender is

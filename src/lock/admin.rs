@@ -58,8 +58,8 @@ impl LockConfig {
     async fn delete_record(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.directory);
         let twin = &metadata::twin_path(path);
-        // The record that the first successful read returned. A retry deletes only this record, so a success that is
-        // recorded meanwhile stays.
+        // The record that the first read found. A retry deletes only this record, so a success that is recorded
+        // meanwhile stays.
         let last = &OnceLock::new();
         let found =
             call::retry_on_fresh_session(&self.coordinator, ("forget the record", path), |session| async move {
@@ -236,7 +236,8 @@ impl RwLock {
     ///
     /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes
     /// that are left. The request writes the data of the lock's directory unchanged, so the version of the directory
-    /// rises by one. The request reaches each process that keeps a node when the call begins.
+    /// rises by one. The request reaches each process that keeps a node when the call begins, once that process is
+    /// connected.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.
@@ -277,7 +278,7 @@ pub(crate) enum RecordNode {
     None { is_there: bool },
     /// A record, and the version of its node.
     Done(Record, i32),
-    /// The content was not written by this library.
+    /// The content is not a record of this library.
     Foreign,
 }
 

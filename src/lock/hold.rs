@@ -105,11 +105,13 @@ impl Hold {
         self.held.until_lost().await
     }
 
-    /// Returns for how much longer, at least, the ensemble keeps the session and the library keeps the node, which it
-    /// removes after a [`max_hold`](crate::RwLockBuilder::max_hold). During that time no conflicting contender is
-    /// granted the lock, unless somebody else removes this guard's node. The ensemble keeps the session for one session
-    /// timeout from the time when the library sent the last request that the leader has surely received. After that
-    /// time this method returns zero.
+    /// Returns for how much longer, at least, this guard's node stays in ZooKeeper, unless somebody removes it. During
+    /// that time no conflicting contender is granted the lock.
+    ///
+    /// The ensemble keeps the session, and with it the node, for one session timeout from the time when the library
+    /// sent the last request that the leader has surely received. With a [`max_hold`](crate::RwLockBuilder::max_hold),
+    /// the library may remove the node earlier, and this method takes that into account. Once the time is over, this
+    /// method returns zero.
     ///
     /// When the lease runs out, and [`lost`](Self::lost) is ready, the
     /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) is left, which is a sixth of the session timeout by default. Use
@@ -239,12 +241,15 @@ impl Hold {
 
     /// Returns the path of this guard's own node, for a transaction that another ZooKeeper client sends.
     ///
-    /// The client adds a check that this node exists. The ensemble commits such a transaction only while the lock is held.
+    /// The other client adds a check that this node exists to its transaction. The ensemble then commits the
+    /// transaction only while the node exists. As long as the node exists, no conflicting contender is granted the
+    /// lock.
     ///
     /// The library cannot know when that transaction is over. So this call marks a node that is
     /// [kept](crate::RwLockBuilder::keep):
     ///
-    /// - A WRITE node is given up after this use. If it stayed, the transaction could commit under a later use of the node.
+    /// - A WRITE node is given up after this use. If the node stayed, the transaction could commit under a later use of
+    ///   the node.
     /// - A [`Shared`](crate::Shared) handle that keeps the node reads its value again at each later use of the node.
     ///
     /// For a transaction on the lock's own session, use [`transaction`](Self::transaction), which needs no path.

@@ -188,10 +188,10 @@ impl RwLockBuilder {
     /// After `limit`, [`is_held`](crate::Hold::is_held) returns `false`, [`lost`](crate::Hold::lost) is ready,
     /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of
     /// the library removes the node when the guard is dropped, but at the latest one
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed. The
-    /// thread removes the node then even if the guard was lost earlier for another reason. Because of the margin, the
-    /// holder is notified before the next contender is granted the lock. Requests of the holder to other systems may
-    /// still be under way. The [fencing token](crate::Hold::fencing_token) protects against them.
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed,
+    /// even if the guard was lost earlier for another reason. Because of the margin, the holder is notified before the
+    /// next contender is granted the lock. Requests of the holder to other systems may still be under way. The [fencing
+    /// token](crate::Hold::fencing_token) protects against them.
     ///
     /// - The time begins with the grant. A [downgrade](crate::WriteGuard::downgrade) or [share](crate::ReadGuard::share) does
     ///   not restart it.
@@ -225,8 +225,8 @@ impl RwLockBuilder {
     }
 
     /// Keeps the node of the lock between uses, until another contender asks for the lock. While no other process wants
-    /// the lock, taking it again costs no request. Default: each use has a node of its own, which is removed with the
-    /// guard.
+    /// the lock, acquiring the lock again costs no request. Default: each use has a node of its own, which is removed
+    /// with the guard.
     ///
     /// When the last guard on a node is dropped, the node stays. The next acquisition of this handle or its clones that
     /// the node covers is granted immediately: a READ node covers reads, a WRITE node covers writes and reads. The uses
@@ -249,7 +249,8 @@ impl RwLockBuilder {
     /// - The queue shows the [label](crate::Acquire::label) of the acquisition that made the node.
     /// - A WRITE node is given up after a use that has called
     ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
-    /// - If a contender asks for a kept node before the second use of the node, the next acquisition keeps no node.
+    /// - If a contender asks for a kept node before the second use of the node, the next acquisition of that mode keeps
+    ///   no node.
     /// - A `try_` method joins a kept node, and keeps none itself. If an idle node does not cover the mode of the call,
     ///   the call gives the node up.
     /// - With [`Duration::ZERO`] no node stays idle. Uses that overlap share a node, which is removed when the last of these

@@ -304,8 +304,8 @@ impl OnceGuard {
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
         let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_path(&path));
-        // One transaction writes the record and its twin. If this client may not create the twin, only the record is written,
-        // because an operator may have created only the record, with an ACL for this client.
+        // One transaction writes the record and its twin. If this client may not write the twin, only the record is
+        // written, because an operator may have created only the record, with an ACL for this client.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
             let transaction = set_or_create(self.guard.transaction(), &path, &text, is_there);

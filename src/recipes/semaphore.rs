@@ -175,8 +175,8 @@ impl Semaphore {
         Acquire::new((Arc::clone(&self.state), permits))
     }
 
-    /// Acquires a permit if one is free and nobody waits. Does not wait for any contender. Writes nothing to the
-    /// ensemble if no permit is free.
+    /// Acquires a permit if one is free and nobody waits. Waits for no contender. Writes nothing to the ensemble if the
+    /// permits are already taken, or if another contender waits.
     ///
     /// Before the call fails because of holders or waiters, it asks the ensemble's leader whether these still exist. If
     /// another contender takes the permit at the same time, this call creates one node, removes it, and fails. [How
@@ -417,8 +417,8 @@ impl Semaphore {
         Call::with_deadline(&self.state.config.coordinator, async move { queue(&state, false).await })
     }
 
-    /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. If no member
-    /// has the token, returns `None` and changes nothing.
+    /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. Returns `None`
+    /// if no member has the token, or if the member has just left.
     ///
     /// Works like [`RwLock::evict`](crate::RwLock::evict). The removed holder is notified, but another contender may be
     /// granted the permits before the notification arrives.
@@ -539,7 +539,8 @@ impl Semaphore {
     }
 }
 
-/// Reads the queue. If `is_synced`, the result is no older than this call. Fails if no number of permits is known.
+/// Reads the queue. If `is_synced`, the result is no older than this call. Fails if no number of permits is known, or
+/// if the directory of permits has a node that is no permit.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = read_number(state, "read the queue of", is_synced).await?.or(state.known_number());
     let (queue, taken) = state.config.queue(is_synced, number).await?;
@@ -587,7 +588,8 @@ async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, p
     loop {
         let node = retry::data(session, path, true).await?;
         let twin = state.read_twin(session).await?;
-        // If the data is no number, and there is no directory of permits, the node may belong to another program.
+        // If the data is no number, and there is no directory of permits, the node may belong to another program. So
+        // its data is not overwritten.
         if let Some((data, _)) = &node
             && let Err(error) = state.parse_number(data)
             && retry::data(session, &state.taken, false).await?.is_none()

@@ -103,8 +103,8 @@ async fn the_warning_task_sleeps_while_no_use_waits() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// The warning task must not own the node. A granted node owns its hold, and the hold owns the client. If the task
-/// owned the node, the client would stay open for ever.
+/// The warning task must not own the node. A granted node owns its contender, and the contender owns the client. If the
+/// task owned the node, the client would stay open for ever.
 #[tokio::test(start_paused = true)]
 async fn the_warning_task_does_not_own_the_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());

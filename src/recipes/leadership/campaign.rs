@@ -112,7 +112,8 @@ impl Candidate {
     }
 
     /// Schedules a pause before the next campaign, if the last term was short or was lost, or if the campaign failed.
-    /// `lasted` is the length of the term, or zero if the campaign led to no term.
+    /// `lasted` is the length of the term, or zero if the campaign led to no term. `ended` has the loss, if the lock
+    /// was lost.
     fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
         // After these losses the next campaign fails with an error that no retry can fix, so no pause is needed.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {

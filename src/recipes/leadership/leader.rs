@@ -122,8 +122,8 @@ async fn unless_gone<T>(
 ///
 /// The first call of [`next`](Changes::next) returns the present leader. `None` inside the result means that nobody
 /// leads. A lost connection, or the end of this client's session, yields no item. If the leader changed meanwhile, the
-/// present leader is returned when the connection is back. If the directory cannot be watched, the error is returned
-/// once, and the stream tries again. The stream ends once the coordinator is closed.
+/// present leader is returned when the connection is back. If the directory cannot be watched, or has a node of another
+/// dialect, the error is returned once, and the stream tries again. The stream ends once the coordinator is closed.
 ///
 /// Dropping the stream removes its watch. Nothing is sent while the stream is not polled.
 pub type LeaderChanges = Changes<LeaderUpdate>;

@@ -308,10 +308,11 @@ impl Leadership {
     /// Returns a stream of the leaders: first the present leader, and then each new leader. Changes between two polls
     /// may be skipped, but never the newest.
     ///
-    /// Costs four requests for each change. Like [`leader`](Self::leader), the stream does not return a leader whose node
-    /// the ensemble no longer has. If no change comes for a session timeout, the stream asks the ensemble's leader whether
-    /// an event was lost, and then asks again less and less often. The stream watches the node of the leading candidate or,
-    /// if nobody leads, the directory until the first candidate queues up. No candidate is woken by the stream.
+    /// Usually costs four requests for each change. Like [`leader`](Self::leader), the stream does not return a leader
+    /// whose node the ensemble no longer has. If no change comes for a session timeout, the stream asks the ensemble's
+    /// leader whether an event was lost, and then asks again less and less often. The stream watches the node of the
+    /// leading candidate or, if nobody leads, the directory until the first candidate queues up. No candidate is woken
+    /// by the stream.
     ///
     /// # Examples
     ///

@@ -94,8 +94,8 @@ impl MultiGuard {
     /// Returns the path of this guard's own node in the directory of each lock, in the order in which the locks were
     /// taken.
     ///
-    /// Any client can add checks that these nodes exist to a ZooKeeper transaction. The transaction then commits only while
-    /// all the locks are held.
+    /// Any client can add checks that these nodes exist to a ZooKeeper transaction. The transaction then commits only
+    /// while all the nodes exist. As long as a node exists, no conflicting contender is granted its lock.
     pub fn node_paths(&self) -> impl Iterator<Item = String> {
         self.locks.iter().map(|held| held.node().path())
     }
@@ -201,8 +201,7 @@ impl MultiGuard {
         }
     }
 
-    /// Returns for how long the ensemble surely keeps the sessions of all the locks. See
-    /// [`Hold::session_left`](crate::Hold::session_left).
+    /// Returns the shortest [`session_left`](crate::Hold::session_left) of all the locks.
     pub fn session_left(&self) -> Duration {
         self.locks.iter().map(|held| held.session_left()).min().unwrap_or_default()
     }
@@ -335,7 +334,8 @@ impl MultiGuard {
     ///
     /// # Errors
     /// [`Error::OneOfMany`] if a lock had been lost before, or if the node of a lock could not be deleted: see
-    /// [`WriteGuard::release`](crate::WriteGuard::release). All the other locks have been given back.
+    /// [`WriteGuard::release`](crate::WriteGuard::release). The call tries to give back every lock, even after such an
+    /// error.
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);

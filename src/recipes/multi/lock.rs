@@ -60,8 +60,8 @@ impl MultiLock {
     /// node of a [kept](crate::RwLockBuilder::keep) lock is not reused.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, if the locks are of different ensembles, or if
-    /// their connect strings end in different paths. Locks of different ensembles have no common order, and no common
+    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the connect strings have no server
+    /// in common or end in different paths. Locks of different ensembles have no common order, and no common
     /// transaction.
     ///
     /// # Examples
@@ -134,8 +134,8 @@ impl MultiLock {
         Acquire::new(self.clone())
     }
 
-    /// Acquires all the locks if none of them is taken. Does not wait for any contender. Writes nothing to the ensemble
-    /// if a lock is taken.
+    /// Acquires all the locks if none of them is taken. Waits for no contender. Creates no node if a lock is already
+    /// taken.
     ///
     /// If this process [keeps](crate::RwLockBuilder::keep) an idle node of one of the locks, first gives that node up.
     /// Reads the queues of all the locks at once, and then acquires one lock after the other. If another contender

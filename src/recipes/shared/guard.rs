@@ -191,7 +191,7 @@ impl<T> DerefMut for SharedWriteGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Acquires the lock to read, and reads the value. The value does not change while the guard is held.
+    /// Acquires the lock to read, and reads the value. The guard's value does not change while the guard is held.
     ///
     /// Await the returned builder, with or without options. The acquisition waits until every earlier writer has left:
     /// see [`RwLock`](crate::RwLock) for fairness. The read of the value costs one request, or none if the lock was

@@ -150,8 +150,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Error::Value`] if the node holds bytes that are no value of this library. An empty or missing node is no
-    /// error: the call waits until the node has a value. [`Error::PermissionDenied`] if the node may not be read.
+    /// [`Error::Value`] if the node holds bytes that cannot be used as a value. An empty or missing node is no error:
+    /// the call waits until the node has a value. [`Error::PermissionDenied`] if the node may not be read.
     /// [`Error::Closed`] if the coordinator is closed.
     ///
     /// # Examples
@@ -228,7 +228,8 @@ fn changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChange
     }))
 }
 
-/// The state of one stream of values. `seen` is its position among the numbered events of the copy ([`LocalCopy`]).
+/// The state of one stream of values. `seen` is the stream's position among the numbered events of the copy
+/// ([`LocalCopy`]).
 struct Subscriber<T> {
     state: Arc<SharedState<T>>,
     known: watch::Receiver<LocalCopy>,

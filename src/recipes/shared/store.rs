@@ -52,7 +52,7 @@ struct Decoded<T> {
     event: u64,
     /// The value of this event, or the error of its decoding. `None` before the first decoding.
     value: Option<Result<Arc<Stored<T>>, Error>>,
-    /// The newest value that could be decoded.
+    /// The newest value that was decoded successfully.
     last_good: Option<Arc<Stored<T>>>,
 }
 
