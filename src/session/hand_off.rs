@@ -71,8 +71,8 @@ impl SessionStore {
         all.filter_map(|(path, it)| (!mem::replace(&mut it.is_under_check, true)).then(|| Arc::clone(path))).collect()
     }
 
-    /// Ends the check of a hand-off. Returns our nodes to which the hand-off granted the lock, or `None` if no such
-    /// hand-off is recorded.
+    /// Ends the check of a hand-off. Returns the nodes of this process to which the hand-off granted the lock, or
+    /// `None` if no such hand-off is recorded.
     fn finish_hand_off_check(&self, path: &Arc<str>) -> Option<Vec<Arc<Node>>> {
         self.record.lock().hand_offs.remove(path).map(|it| it.granted)
     }
@@ -114,8 +114,8 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-/// Records that these nodes are lost, because the hand-off that granted them the lock was a stranger's write. `path` is
-/// the node to which the stranger wrote. `left` is a contender in front of the nodes that still exists.
+/// Records that these nodes are lost, because their owners took a stranger's write to the node at `path` for a
+/// hand-off. `left` is the path of a contender in front of them that still exists.
 pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {

@@ -1,7 +1,6 @@
-//! Keeps one session alive by heartbeats until the session is over. Also watches our nodes (the nodes that this library
-//! has created on the session), and starts the checks of hand-offs. After a reconnect, removes the nodes of late
-//! creates (creates that were carried out after their owner had left). A backend spawns [`keep_alive`] for each
-//! session.
+//! Keeps one session alive by heartbeats until the session is over. Also watches the nodes that this library has
+//! created on the session, and starts the checks of hand-offs. After a reconnect, removes the nodes of late creates
+//! (creates that were carried out after their owner had left). A backend spawns [`keep_alive`] for each session.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -138,8 +138,8 @@ impl Lease {
         self
     }
 
-    /// Sets how long the lease ends before the ensemble may expire the session. By default a sixth of the session
-    /// timeout, but at least 300 ms, and at most a quarter of the session timeout.
+    /// Sets the stop margin: by how much the lease ends before the ensemble may expire the session. By default this is
+    /// a sixth of the session timeout, but at least 300 ms, and at most a quarter of the session timeout.
     pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
         self.margin = margin;
         self

@@ -1,5 +1,5 @@
-//! One session: its requests, its lease, and "our" nodes, which are the nodes that this library has created on the
-//! session. A backend provides the session (`contract.rs`), and contenders (holders and waiters) use it.
+//! One session: its requests, its lease, and the nodes that this library has created on the session. A backend provides
+//! the session (`contract.rs`), and contenders (holders and waiters) use it.
 
 pub(crate) mod contract;
 pub(crate) mod follow;

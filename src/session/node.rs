@@ -1,6 +1,6 @@
-//! One node that this library has created (a node of ours): its [state](NodeState) behind a mutex, its watch, and the
-//! tasks that wait for its changes. The watch is requested by the task `keep_alive`, or by a contender that waits. Both
-//! call [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
+//! One node that this library has created: its [state](NodeState) behind a mutex, its watch, and the tasks that wait
+//! for its changes. The watch is requested by the task `keep_alive`, or by a contender that waits. Both call
+//! [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -434,7 +434,8 @@ impl Node {
     }
 
     /// Stores the watch that was requested for the node at `path`, unless another node has replaced that node. If the
-    /// node does not exist, returns `Ok`, and records the loss unless the node was replaced.
+    /// node does not exist, records the loss, unless the node was replaced, and returns `Ok`. Returns every other
+    /// failure.
     pub(super) fn store_watch(self: &Arc<Self>, path: &str, answer: Result<Watch, Failure>) -> Result<(), Failure> {
         match answer {
             Ok(watch) => {

@@ -1,6 +1,6 @@
-//! The record of one session: the lease, the connection, and our nodes (the nodes that this library has created on the
-//! session). The backend reports events to the record. Contenders and the task `keep_alive` read and change the record.
-//! More methods of [`SessionStore`] are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and `removal.rs`.
+//! The record of one session: the lease, the connection, and the nodes that this library has created on the session.
+//! The backend reports events to the record. Contenders and the task `keep_alive` read and change the record. More
+//! methods of [`SessionStore`] are in `hand_off.rs`, `keep_alive.rs`, `listing.rs` and `removal.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -39,8 +39,8 @@ pub struct SessionStore {
     pub(super) renewal_wake: Notify,
     /// Notified when the connection is lost or back, and when the session is over.
     link_changed: Notify,
-    /// Our nodes on which the task `keep_alive` has not requested a watch yet. The list's `wake` also tells that task
-    /// of a hand-off to check.
+    /// The nodes of this session on which the task `keep_alive` has not requested a watch yet. The list's `wake` also
+    /// tells that task of a hand-off to check.
     pub(crate) unwatched: Arc<Unwatched>,
     /// The highest zxid that [`SessionStore::record_zxid`] was given. This is an atomic outside `record`, because a
     /// backend may report a zxid while the backend holds a mutex of its own.
@@ -82,7 +82,7 @@ pub(super) struct SessionRecord {
 /// A hand-off to check: a release that waiters of this process took as their grants.
 #[derive(Default)]
 pub(super) struct HandOff {
-    /// Our nodes to which the hand-off granted the lock: one writer, or perhaps thousands of readers.
+    /// The nodes of this process to which the hand-off granted the lock: one writer, or perhaps thousands of readers.
     pub(super) granted: Vec<Arc<Node>>,
     pub(super) is_under_check: bool,
 }
@@ -347,7 +347,8 @@ impl SessionStore {
         self.record.lock().nodes.values().cloned().collect()
     }
 
-    /// Returns the paths of our nodes that exist, as far as this session knows, and that are not being replaced.
+    /// Returns the paths of this session's nodes that exist, as far as the session knows, and that are not being
+    /// replaced.
     pub(crate) fn own_paths(&self) -> BTreeSet<String> {
         self.all().iter().filter_map(|node| node.path_if_in_place()).collect()
     }

@@ -60,7 +60,7 @@ impl SessionStore {
         (SessionStore::begun_on(timeout, move || Duration::from_millis(hands.load(Ordering::SeqCst))), clock)
     }
 
-    /// Adds a waiting node of ours at this path.
+    /// Adds a node that waits at this path.
     pub(super) fn enter(&self, path: String) -> Arc<Node> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let node = self.new_node(&Arc::from("/lock"), &PathLabel::new(&Arc::from("/lock"), None), &tag, Mode::Write);
