@@ -83,8 +83,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Returns whether the client is connected, as the error of a call that timed out shows it. Returns immediately.
-    /// The default implementation returns `Connected`.
+    /// Returns whether the client is connected, for the error of a call that timed out. Returns immediately. The
+    /// default implementation returns `Connected`.
     #[doc(hidden)]
     fn state(&self) -> ConnectionState {
         ConnectionState::Connected

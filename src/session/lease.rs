@@ -47,8 +47,8 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// The shortest time between two heartbeats is the session timeout divided by this number, except after a reconnect.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// [`Lease::record_answer`] keeps about two touches (requests that were answered) for each 64th of the session timeout,
-/// and drops a touch that is older than the session timeout. So about 128 touches are kept at most.
+/// [`Lease::record_answer`] keeps at most two touches (requests that were answered) for each 64th of the session
+/// timeout, and drops a touch that is older than the session timeout. So about 128 touches are kept at most.
 const TOUCH_STEPS: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
@@ -76,7 +76,7 @@ struct LeaseState {
     /// lapse of the lease does not change this.
     counted: Moment,
     /// The recorded touches of this connection that may still extend the lease, the oldest first. A touch extends the
-    /// lease once a quorum acknowledges an operation that was sent later.
+    /// lease once a quorum acknowledges an operation that was sent a settling time after the touch's answer.
     touches: VecDeque<Touch>,
     /// When a connection was last lost. Zero before the first loss. A request sent after this moment was sent on the
     /// present connection.
@@ -358,7 +358,8 @@ impl Lease {
         self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_counted_touch_since(entered)
     }
 
-    /// Returns whether heartbeats at the shortest period can extend the lease before it ends.
+    /// Returns whether heartbeats at the shortest period can extend the lease before it ends, if servers answer
+    /// promptly.
     pub(crate) fn is_renewable(&self) -> bool {
         self.settling + self.timeout / MOST_HEARTBEATS < self.duration_from_touch()
     }

@@ -1,4 +1,4 @@
-//! One node that this library has created: its [state](NodeState) behind a mutex, its watch, and the tasks that wait
+//! One node that this library creates: its [state](NodeState) behind a mutex, its watch, and the tasks that wait
 //! for its changes. The watch is requested by the task `keep_alive`, or by a contender that waits. Both call
 //! [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
 
@@ -61,7 +61,7 @@ impl Unwatched {
     }
 }
 
-/// One node that this library has created, from before the create until the owner has left the node.
+/// One node that this library creates, from before the create until the owner has left the node.
 pub(crate) struct Node {
     /// An id that no other node of the session has.
     pub(super) number: u64,
@@ -83,12 +83,12 @@ pub(crate) struct Node {
     /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
     /// uses may be checked millions of times a second.
     held_in: AtomicU64,
-    /// When the first time limit of a present hold ends, in nanoseconds on the session's clock. If the process keeps
-    /// the node between uses, each use has its own limit. `u64::MAX` without a limit.
+    /// When the first of the time limits of the present holds ends, in nanoseconds on the session's clock. If the
+    /// process keeps the node between uses, each use has its own limit. `u64::MAX` without a limit.
     first_limit: AtomicU64,
     lease: Arc<Lease>,
-    /// The list to which the node is added again when an event has used up the watch of a node that may still exist,
-    /// because its data was set or the connection was lost.
+    /// The list to which the node is added again after an event that has used up its watch, unless the event is the
+    /// node's deletion or the end of the session.
     unwatched: Weak<Unwatched>,
 }
 
@@ -392,8 +392,9 @@ impl Node {
         self.read(|it| it.path_if_in_place().map(str::to_owned))
     }
 
-    /// Wakes the waiting tasks after an event of the watch. If the node may still exist (its data was set, or the
-    /// connection was lost), also lets keep-alive watch it again. The caller must not hold the mutex of the state.
+    /// Wakes the waiting tasks after an event of the watch. If the data of the node was set, or the connection was
+    /// lost, also lets keep-alive watch the node again, unless it was left or is being replaced. The caller must not
+    /// hold the mutex of the state.
     fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
@@ -470,7 +471,7 @@ impl NodeInner {
     fn poll_watch(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
         // Without `unconstrained`, tokio's cooperative budget may make this poll return `Pending` and call the waker
-        // immediately, while the mutex of the state is locked.
+        // immediately. The waker would then wait for ever for the mutex of the state, which is locked here.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
         let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;

@@ -33,7 +33,7 @@ use crate::telemetry::names;
 /// timeouts suffice for a `syncLimit` of up to 20. The default is 5.
 const KEPT_FOR: u32 = 10;
 
-/// Removes a node, as `leaving` says. If this begins with a delete and the session is connected, the delete is sent
+/// Removes a node, as `leaving` says. If that begins with a delete and the session is connected, the delete is sent
 /// before this function returns. The removal goes on in the background even if the returned reply is dropped.
 /// `creating` is the reply to the node's create, if it is still awaited.
 pub(crate) fn remove(

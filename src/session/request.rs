@@ -349,7 +349,7 @@ pub(crate) fn disagreement_message(node: &str, server: &str) -> String {
 }
 
 /// Returns whether the reply to a write or a transaction proves that a quorum has processed the request, and thus that
-/// the session was alive. `false` may also be returned for some replies from a quorum.
+/// the session was alive. Some replies from a quorum give `false`, too.
 pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,

@@ -45,8 +45,8 @@ impl RetryLimit {
         self.made >= self.most
     }
 
-    /// Waits until a request that failed with an unknown outcome may be sent again. Returns any other failure, every
-    /// failure beyond the limit, and [`Failure::Over`] if the session is over.
+    /// Waits until a request that failed with an unknown outcome may be sent again. Fails with any other failure,
+    /// with every failure beyond the limit, and with [`Failure::Over`] if the session is over.
     pub(crate) async fn await_retry(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.is_reached() => self.pause(session).await,

@@ -241,7 +241,7 @@ impl SessionStore {
         self.newest_zxid.load(Ordering::Acquire)
     }
 
-    /// Returns a new node for this directory, whose create is not sent yet.
+    /// Returns a new node for this directory. The create of the node is not sent yet.
     pub(crate) fn new_node(
         &self,
         directory: &Arc<str>,

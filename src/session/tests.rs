@@ -20,7 +20,7 @@ use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::telemetry::meter::PathLabel;
 
-/// The answers that a test gives to requests. By default a request is never answered.
+/// The answers that a test gives to requests. By default, no request is answered.
 pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
     fn store(&self) -> &Arc<SessionStore>;
 

@@ -395,7 +395,7 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
 }
 
-/// A caller that gets `true` must record the loss of the holds, so only one caller may get `true`.
+/// A caller that gets `true` from `acknowledged` must record the loss of the holds, so only one caller may get `true`.
 #[test]
 fn an_answer_after_a_lapse_reports_the_lapse_once() {
     let stage = Stage::begun();

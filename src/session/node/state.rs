@@ -1,4 +1,4 @@
-//! The state of one node that this library has created, from before the create until the owner leaves the node. The
+//! The state of one node that this library creates, from before the create until the owner leaves the node. The
 //! state has no I/O, mutex or clock. [`Node`](crate::session::node::Node) keeps it behind a mutex, and the exhaustive
 //! model (`tests/models/`) drives it.
 //!
@@ -139,7 +139,7 @@ impl Limits {
     }
 }
 
-/// The state of one node that this library has created.
+/// The state of one node that this library creates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeState {
     phase: Phase,
