@@ -405,8 +405,8 @@ impl Acquisition {
     /// `false`, and does nothing, if the node [cannot rely on the lease](crate::session::node::Node::epoch). The caller
     /// must then ask a quorum, and call this again.
     ///
-    /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease ensures
-    /// that our session still exists.
+    /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease (the time
+    /// for which this client may rely on its session) ensures that our session still exists.
     fn hold_if_lease_valid(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
@@ -443,9 +443,9 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the trace of a hold and, if they are configured, its time limit and the task that warns of a long hold.
-    /// For a node that the process may keep between uses, only sets the length of the limit, because each use starts
-    /// its own trace, limit and warning task.
+    /// Starts the trace of a hold. If the lock's options ask for them, also starts the time limit of the hold and the
+    /// task that warns of a long hold. For a node that the process may keep between uses, starts none of these, because
+    /// each use starts its own. Only sets how long a use may last, and adds the token to the acquisition's trace.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit_each_hold(longest);
@@ -460,8 +460,8 @@ impl Acquisition {
         _ = hold.node().change(|it| it.state.limits.begin(now));
     }
 
-    /// Begins the trace of a hold, or of one use of a kept node. Starts the task that warns if the hold or the use
-    /// lasts long, if such warnings are configured.
+    /// Begins the trace of a hold, or of one use of a node that the process keeps between uses. Starts the task that
+    /// warns if the hold or the use lasts long, if such warnings are configured.
     pub(crate) fn begin_hold_trace(&self, hold: &Contender) -> HoldTrace {
         let (path, node) = (self.config.user_path(), hold.node());
         let mut trace = self.trace.begin_hold(self.aim(), path, self.label(), node);

@@ -31,8 +31,8 @@ pub(crate) struct LockConfig {
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Whether a warning was logged that the write failed by which this client requests that kept nodes be given up.
-    /// Only the first such failure is logged.
+    /// Whether a warning was logged that a write has failed by which this client requests other processes to give up
+    /// the nodes that they keep between uses. Only the first such failure is logged.
     pub(crate) has_warned_of_ask: Arc<AtomicBool>,
     pub(crate) warnings: Arc<WaitWarnings>,
     pub(crate) path_label: Arc<PathLabel>,

@@ -89,7 +89,8 @@ impl Contender {
     }
 
     /// Takes the watch on the lock's directory that was requested before the create. The watch fires when another
-    /// contender requests that kept nodes be given up. `None` if there is no such watch, or if its request failed.
+    /// contender requests that processes give up the nodes that they keep between uses. `None` if there is no such
+    /// watch, or if its request failed.
     pub(crate) async fn take_directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
@@ -212,7 +213,8 @@ impl Contender {
         by.spawn(Box::pin(remove_after_loss(node, session)));
     }
 
-    /// Starts the time limit of one use of a kept node. `None` if uses have no time limit.
+    /// Starts the time limit of one use of a node that the process keeps between uses. `None` if uses have no time
+    /// limit.
     pub(crate) fn begin_limited_use(&self) -> Option<LimitedUse> {
         let now = self.now();
         let end = self.node().change(|it| it.state.limits.begin(now))?;
@@ -227,7 +229,7 @@ impl Contender {
         &self.node
     }
 
-    /// Returns the time on the clock of the session's lease.
+    /// Returns the present time on the clock of the session's lease.
     pub(crate) fn now(&self) -> Moment {
         self.session().lease().now()
     }
@@ -247,8 +249,8 @@ impl Contender {
         &self.user_path
     }
 
-    /// Returns for how long the session and the node exist at least, unless another client deletes the node. Zero if
-    /// the session may be over, or if the owner has left the node.
+    /// Returns for how long the session and the node exist at least, unless a client deletes the node. Zero if the
+    /// session may be over, or if the owner has left the node.
     pub(crate) fn session_left(&self) -> Duration {
         let session_left = self.session().lease().session_left();
         if session_left.is_zero() || self.node().is_left() {
@@ -447,7 +449,8 @@ impl Contender {
 
 impl Drop for Contender {
     /// Removes all nodes of the contender, in the background. After [`Contender::leave`], only two kinds of nodes can
-    /// still exist: orphans, and a permit node whose create had no answer. In a forked process, removes nothing.
+    /// still exist: orphans, which creates without an answer may have made, and a permit node whose create had no
+    /// answer. In a forked process, removes nothing.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
         if self.node.is_forked() {
@@ -478,7 +481,7 @@ impl Drop for LimitedUse {
 }
 
 /// Waits until the node is lost. Removes the node if it may still exist: if a hold exceeded its limit, the lease ran
-/// out while the session lives on, or a stranger's write was taken for a hand-off. A holder that exceeded its limit
+/// out while the session lives on, or another client's write was taken for a hand-off. A holder that exceeded its limit
 /// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first, or if a
 /// timer [fires too early](sleep_fully).
 async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {

@@ -97,7 +97,7 @@ impl PermitRequest {
     }
 
     /// Sends the early read. The caller must have sent its listing of the queue before. A read that was sent before
-    /// that listing may show the permits as they were before the contender became the head.
+    /// that listing may show the permits as they were before the contender became the head (the first) of the queue.
     pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyPermitRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
@@ -120,8 +120,8 @@ impl PermitRequest {
     }
 
     /// Awaits the early read. Returns `None` if the early read was not sent, or did not show the taken permits and
-    /// their number. The contender then reads them when it is the head. Fails, for example, if the semaphore has fewer
-    /// permits in all than requested, or if a lock has the same path.
+    /// their number. The contender then reads them when it is the first in the queue. Fails, for example, if the
+    /// semaphore has fewer permits in all than requested, or if a lock has the same path.
     pub(crate) async fn await_early_read(
         &self,
         entry: &Contender,
@@ -131,7 +131,8 @@ impl PermitRequest {
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
-            // The error is ignored, because the contender reads the number of permits again when it is the head.
+            // The error is ignored, because the contender reads the number of permits again when it is the first in the
+            // queue.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(None),
             Err(failure) => return Err(failure.into()),
         };
@@ -205,7 +206,7 @@ struct QueueHead<'a> {
     /// The path of the predecessor's node, while it is not confirmed that the predecessor has handed off its place.
     /// [`QueueHead::confirm_signal`] confirms this, because another client can forge a hand-off.
     signal: Option<Arc<str>>,
-    /// The version of the semaphore's node that the ensemble's leader has refused last.
+    /// The version of the semaphore's node for which the ensemble's leader has last refused the exchange.
     refused: Option<i32>,
     /// How often the directory of the permits was reported missing, although the leader then refused to create it
     /// because it exists. The server that reported this may lag behind the leader.

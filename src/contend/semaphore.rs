@@ -249,9 +249,9 @@ impl SemaphoreState {
     }
 
     /// Writes the number of permits to the semaphore's node, or creates the node with this number. `node` is the
-    /// caller's read of the node. `twin` is a read of the twin node. Returns the new version of the node, or `None` if
-    /// the nodes to be written are no longer as the caller read them, because another client or an earlier try of ours
-    /// has changed them. Fails if the node must not get a number.
+    /// caller's read of the node. `twin` is a read of the twin node, which stores a copy of the number. Returns the new
+    /// version of the node, or `None` if the nodes to be written are no longer as the caller read them, because another
+    /// client or an earlier try of ours has changed them. Fails if the node must not get a number.
     pub(crate) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
@@ -339,8 +339,8 @@ impl SemaphoreState {
     }
 
     /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. Does not
-    /// fail if the twin has a number, which shows that the node is a semaphore's. A node without signs of another use
-    /// is accepted only if the user allows this.
+    /// fail if the twin node has a copy of a number, which shows that the node is a semaphore's. A node without signs
+    /// of another use is accepted only if the user allows this.
     async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: TwinContent) -> Result<(), WorkError> {
         if matches!(twin, TwinContent::Number(_)) {
             return Ok(());
@@ -396,7 +396,7 @@ impl SemaphoreState {
     ) -> Result<(), Failure> {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_differing_server(session, path, version).await? {
-            // The end of the session also ends the wait. The caller's next request then fails.
+            // The wait also ends when the session ends. The caller's next request then fails.
             retry::within(session.until_over().map(drop), session.sleep(session.timeout())).await;
         }
         Ok(())

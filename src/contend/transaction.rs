@@ -169,17 +169,18 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // An unsettled write may still be carried out, so a process does not use a kept node again while the node has
-        // one. `begin_write` counts an unsettled write on each lock's node. The reply settles the write only on the
-        // nodes of the session that sent the transaction, because the requests of two sessions have no common order. On
-        // the nodes of other sessions, the write stays unsettled.
+        // An unsettled write may still be carried out, so a process does not use a node again that it keeps between
+        // uses while the node has one. `begin_write` counts an unsettled write on each lock's node. The reply settles
+        // the write only on the nodes of the session that sent the transaction, because the requests of two sessions
+        // have no common order. On the nodes of other sessions, the write stays unsettled.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
-        // A lock may have been given back before `begin_write`, at the end of a leader's term. Then nothing is sent.
+        // A lock may have been given back before `begin_write`, at the end of an elected leader's term. Then nothing is
+        // sent.
         if let Some(lock) = locks.iter().find(|lock| lock.node().is_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -214,7 +215,8 @@ impl<'guard> Transaction<'guard> {
     }
 }
 
-/// Returns the error for a refused operation. `index` is its index among the caller's operations.
+/// Returns the error for a refused operation. `index` is its index among the caller's operations. If a create finds no
+/// node, its parent is missing, and the error says so.
 fn refusal_error(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
         (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),

@@ -101,8 +101,8 @@ impl PendingAcquisition<'_> {
     }
 
     /// Lists the queue, unless the answer is given as `reply`. Returns the next step and the listing. Starts the
-    /// removal of this contender's orphans that the listing shows. For a lock, before the first wait, fails if a value
-    /// or a semaphore has the path of the lock.
+    /// removal of orphans: nodes in the listing that earlier creates of this contender have made although the reply was
+    /// lost. For a lock, before the first wait, fails if a value or a semaphore has the path of the lock.
     async fn list_and_decide(&mut self, reply: Option<Result<Listing, Failure>>) -> Result<(Step, Listing), Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
@@ -183,9 +183,9 @@ impl PendingAcquisition<'_> {
     }
 
     /// Watches the predecessor's node and, unless it is watched already, our own node. If `asks`, also
-    /// [requests](request_kept_nodes) that kept nodes in the directory be given up. Sends both requests for watches
-    /// before it awaits the first reply. Returns the watch on the predecessor's node. If only our own node cannot be
-    /// watched, logs this.
+    /// [requests](request_kept_nodes) that processes give up the nodes that they keep between uses in the directory.
+    /// Sends both requests for watches before it awaits the first reply. Returns the watch on the predecessor's node.
+    /// If only our own node cannot be watched, logs this.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
     /// later release by the predecessor. The predecessor's watch is armed before the request about kept nodes, so that

@@ -249,7 +249,8 @@ pub struct Waiter<C> {
     missing: Option<Arc<str>>,
     /// Whether a listing has shown a predecessor.
     has_waited: bool,
-    /// Whether a [`Step::Await`] of this waiter has asked for kept nodes, so that no later step asks again.
+    /// Whether a [`Step::Await`] of this waiter has asked for kept nodes (nodes that processes keep between uses), so
+    /// that no later step asks again.
     has_asked: bool,
 }
 
@@ -306,7 +307,8 @@ pub enum Step {
     Await {
         /// The contender to wait for.
         predecessor: Predecessor,
-        /// Whether to ask, once the watch is set, the owners of kept nodes to give up the nodes that they do not use.
+        /// Whether to ask, once the watch is set, that processes give up the nodes that they keep between uses and do
+        /// not use now.
         asks: bool,
     },
     /// Ask the leader again and again until it no longer has the predecessor's node. The server lists this node, but
@@ -395,8 +397,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
                     Mode::Read => has_kept_reader_ahead(self.me.borrow(), names, closing),
                 };
-                // One write to the directory asks for all kept nodes in it. The nodes ahead of this waiter are older
-                // than its own node, so a second write is never needed.
+                // One write to the directory asks for all kept nodes (nodes that processes keep between uses) in it.
+                // The nodes ahead of this waiter are older than its own node, so a second write is never needed.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.missing.take_if(|missing| **missing != *nearest.as_str());
