@@ -217,11 +217,12 @@ impl Hold {
         self.held.run_while_held(work).await
     }
 
-    /// Returns the fencing token: a number that is higher than the token of each earlier holder that excluded this one.
+    /// Returns the fencing token: a number that is higher than the token of each earlier holder that excluded this one
+    /// and had another node.
     ///
     /// Send the token along with every write to another system, and have that system refuse a token lower than the
     /// highest that it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is
-    /// the id of the transaction that made the lock's node (`czxid`), so the token rises even if the lock's directory
+    /// the id of the transaction that made this guard's node (`czxid`), so the token rises even if the lock's directory
     /// is deleted and made again. [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share)
     /// keep the token.
     ///

@@ -158,7 +158,7 @@ impl Guard for Work {
     }
 }
 
-/// Fails if the options do not fit `once_in`.
+/// Fails if `once_in` cannot be used with this period or this lock.
 fn check_once_options(RwLock { config, cache }: &RwLock, period: Duration) -> Result<(), Error> {
     if period.is_zero() {
         return Err(Error::invalid("the period of once_in is zero"));

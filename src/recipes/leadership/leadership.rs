@@ -198,7 +198,7 @@ impl Leadership {
         self.term().is_some()
     }
 
-    /// Returns the present term, if this candidate leads. Its [number](Term::number) is the fencing token.
+    /// Returns the present term, if this candidate leads. The [number](Term::number) of the term is the fencing token.
     pub fn term(&self) -> Option<Term> {
         let term = self.candidate.status.borrow().term.clone();
         // The status must be unlocked here. If `is_leader` finds that the term is lost, it wakes tasks that lock the status.

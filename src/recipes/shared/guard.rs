@@ -377,8 +377,8 @@ impl<R: Send + 'static> Guard for Updated<R> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Changes the value in one call: acquires the lock to write, reads the value, calls `change`, commits, and gives the
-    /// lock back in the background.
+    /// Changes the value in one call: acquires the lock to write, reads the value, calls `change`, commits the value,
+    /// and gives the lock back in the background.
     ///
     /// Await the returned builder, with or without options. The update waits until every earlier contender has left, and
     /// costs as much as [`write`](Self::write) and a commit.
