@@ -144,8 +144,8 @@ impl MultiGuard {
     }
 
     /// Returns a stream of the [`state`](Self::state): first the present state, and then the new state whenever its
-    /// kind has changed. Of several changes between two polls, only the last may come. The stream ends after `Lost`,
-    /// and when the guard is dropped.
+    /// kind has changed. If the kind changes several times between two polls, the stream skips all states but the
+    /// newest. The stream ends after `Lost`, and when the guard is dropped.
     ///
     /// # Examples
     ///
