@@ -290,8 +290,8 @@ impl Acquisition {
                 Err(WorkError::Failed(Failure::NoAuth(lacks))) if entry.remove_own_directories().await => {
                     return Err(Error::own_directory_denied(&config.directory, lacks));
                 }
-                // No create has found the directory, so our node never existed. So the error is not `Evicted`, which
-                // `acquisition_error` returns for a missing node.
+                // No create has found the directory, so our node never existed. The error `Evicted`, which
+                // `acquisition_error` returns for a missing node, would be wrong here.
                 Err(WorkError::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }

@@ -423,7 +423,7 @@ impl Contender {
     }
 
     /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Fails if the lock was lost or
-    /// given back before, or if the node cannot be deleted.
+    /// given back before, if the node is gone already, or if it cannot be deleted.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
         // The node of a lost lock is also deleted, because the node may still exist, and other contenders would wait
         // for it.

@@ -34,8 +34,8 @@ impl Contender {
         self.replace_by_read_node().await.map_err(|failure| self.holder_error(failure, "downgrade"))
     }
 
-    /// Replaces the WRITE node by a READ node with the same sequence number. Repeats the transaction while its outcome
-    /// is unknown, up to a limit.
+    /// Replaces the WRITE node by a READ node with the same sequence number. Fails if this contender has no node.
+    /// Repeats the transaction while its outcome is unknown, up to a limit.
     async fn replace_by_read_node(&self) -> Result<(), Failure> {
         let writer = self.node().node_name();
         let reader = NodeName::parse_as(&writer.name_after_downgrade(), writer.dialect());

@@ -172,9 +172,9 @@ impl SemaphoreState {
         }
     }
 
-    /// Fails if the request is for no permits, or for more than the user gave, unless the ensemble's number is known.
-    /// Returns whether the caller must read the ensemble's number before it enters the queue, because the ensemble may
-    /// have fewer permits than requested.
+    /// Fails if the request is for no permits. As long as the handle has not seen the ensemble's number, also fails if
+    /// the request is for more than the user gave. Returns whether the caller must read the ensemble's number before it
+    /// enters the queue, because the ensemble may have fewer permits than requested.
     pub(crate) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));

@@ -169,8 +169,8 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // An unsettled write may still be carried out, so a process does not use a node again that it keeps between
-        // uses while the node has one. `begin_write` counts an unsettled write on each lock's node. The reply settles
+        // An unsettled write may still be carried out. As long as a node has one, a process that keeps the node between
+        // uses does not use it again. `begin_write` counts an unsettled write on each lock's node. The reply settles
         // the write only on the nodes of the session that sent the transaction, because the requests of two sessions
         // have no common order. On the nodes of other sessions, the write stays unsettled.
         let session = last.session();

@@ -201,8 +201,8 @@ impl PendingAcquisition<'_> {
             node.change(|it| it.state.asked_itself = true);
             request_kept_nodes(&config.directory, &config.has_warned_of_ask, session, directory);
         }
-        // The reply about the predecessor's watch comes last. Awaiting the later reply first wakes the task once
-        // instead of twice.
+        // The reply about the predecessor's watch comes after the reply about our own watch. Awaiting the later reply
+        // first wakes the task once instead of twice.
         let watch = watch.await;
         if let Some(own) = own {
             match own.await {
@@ -264,8 +264,8 @@ impl PendingAcquisition<'_> {
     async fn check_in_intervals(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<Departure, Error> {
         let (mut recheck, mut is_due) = (Recheck::new(self.entry.session()), !is_watched);
         loop {
-            // The step is boxed, because a waiter's future is as large as its largest step, and most waiters pause
-            // here.
+            // The check is boxed, because a waiter's future is as large as its largest step, and most waiters only
+            // pause in this loop.
             if is_due && Box::pin(self.is_gone_at_leader(predecessor)).await? {
                 return Ok(Departure::ListAgain);
             }

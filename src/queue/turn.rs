@@ -15,10 +15,10 @@
 //!       AskLeader -- the leader agrees --> Evicted, Stuck or WouldBlock
 //! ```
 //!
-//! A server may lag behind the leader. So a waiter asks the leader before it gives up because of a listing that lacks
-//! the waiter's own node, that shows the waiter's number twice, or that shows a predecessor of a waiter that must not
-//! wait. The leader is not asked in two cases: `List` leads to `Stuck` if the waiter's number is negative, and to the
-//! step `Foreign`, not shown above, if the queue has a contender of another dialect, whose rules may differ.
+//! A server may lag behind the ensemble's leader. So a waiter asks the leader before it gives up because of a listing
+//! that lacks the waiter's own node, that shows the waiter's number twice, or that shows a predecessor of a waiter that
+//! must not wait. The leader is not asked in two cases: `List` leads to `Stuck` if the waiter's number is negative, and
+//! to the step `Foreign`, not shown above, if the queue has a contender of another dialect, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -38,12 +38,12 @@ pub enum Turn {
     /// The contender waits for its predecessor, which has this name. The predecessor is the nearest earlier contender
     /// that excludes the contender. The next step is to watch the predecessor's node.
     Behind(NodeName),
-    /// The contender has no turn, because its node is not in the queue. The next step is to ask the leader, and to stop
-    /// waiting if the leader agrees.
+    /// The contender has no turn, because its node is not in the queue. The next step is to ask the ensemble's leader,
+    /// and to stop waiting if the leader agrees.
     Evicted,
     /// The contender has no turn, because the node of this name has the same number. The next step is to ask the
-    /// leader, and to stop waiting if the leader agrees. `None` if the contender's number is negative instead. The next
-    /// step is then to stop waiting.
+    /// ensemble's leader, and to stop waiting if the leader agrees. `None` if the contender's number is negative
+    /// instead. The next step is then to stop waiting.
     Stuck(Option<String>),
 }
 
@@ -272,8 +272,8 @@ pub struct Predecessor {
     pub mode: Mode,
 }
 
-/// What a listing has shown that makes the waiter give up if the leader confirms it. The leader is asked, because the
-/// server of the listing may lag behind.
+/// What a listing has shown that makes the waiter give up if the ensemble's leader confirms it. The leader is asked,
+/// because the server of the listing may lag behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The waiter's own node is not in the queue.
@@ -292,7 +292,7 @@ pub enum Departure {
     /// The node was deleted, or may have changed while no event could come. The waiter has to list the directory again.
     ListAgain,
     /// The server says that the node does not exist, so there is no watch. The waiter has to list the directory again
-    /// or, if the server says this twice in a row, to ask the leader.
+    /// or, if the server says this twice in a row, to ask the ensemble's leader.
     Missing,
 }
 
@@ -301,7 +301,7 @@ pub enum Departure {
 pub enum Step {
     /// List the directory.
     List,
-    /// Ask the leader whether what the last listing showed is true.
+    /// Ask the ensemble's leader whether what the last listing showed is true.
     AskLeader(Claim),
     /// Watch the predecessor's node, and wait for an event.
     Await {
@@ -311,8 +311,8 @@ pub enum Step {
         /// not use now.
         asks: bool,
     },
-    /// Ask the leader again and again until it no longer has the predecessor's node. The server lists this node, but
-    /// has said twice that the node does not exist, so the server cannot watch the node.
+    /// Ask the ensemble's leader again and again until it no longer has the predecessor's node. The server lists this
+    /// node, but has said twice that the node does not exist, so the server cannot watch the node.
     AwaitAtLeader(Predecessor),
     /// Take the lock, or take permits at the head of a semaphore's queue.
     Take(Grant),
@@ -337,8 +337,8 @@ pub enum Grant {
     Look,
     /// From the hand-off of its predecessor.
     HandOff {
-        /// The name of the predecessor's node; `None` once the hand-off is confirmed. It has to be confirmed, because
-        /// another client can forge a hand-off.
+        /// The name of the predecessor's node, because the hand-off has to be confirmed: another client can forge one.
+        /// `None` if this grant need not be confirmed any more.
         unconfirmed: Option<Arc<str>>,
     },
 }
@@ -409,8 +409,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         }
     }
 
-    /// Returns the next step after the leader was asked about `claim`, as [`Step::AskLeader`] requires. `differs` says
-    /// whether the leader contradicts the listing.
+    /// Returns the next step after the ensemble's leader was asked about `claim`, as [`Step::AskLeader`] requires.
+    /// `differs` says whether the leader contradicts the listing.
     pub fn leader_answered(&mut self, claim: Claim, differs: bool) -> Step {
         match claim {
             _ if differs => Step::List,
