@@ -1,4 +1,4 @@
-//! Finds out whether a path is a lock or a semaphore.
+//! Finds out whether a path is a lock or a semaphore, reads its queue, and finds or removes contenders.
 
 use std::sync::Arc;
 

@@ -61,8 +61,9 @@ pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Con
     }
 }
 
-/// Shows on a status line, if one is possible, why none of the servers has given a session yet, for as long as this
-/// future is polled. Shows nothing in the first second.
+/// Shows on a status line, if one is possible, for how long zklock has been connecting, and why no server has given a
+/// session yet, as soon as that is known. Does this for as long as this future is polled. Shows nothing in the first
+/// second.
 async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallible {
     let mut line = StatusLine::default();
     let started = Instant::now();

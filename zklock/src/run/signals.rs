@@ -136,7 +136,7 @@ impl Signals {
         come.filter(|signal| !OTHERS.contains(signal)).last()
     }
 
-    /// Delivers a signal once more.
+    /// Puts a signal back, at the end of the stream.
     pub(crate) fn put_back(&self, signal: Signal) {
         // This cannot fail, because `self` has the receiver.
         let _ = self.sender.send(signal);

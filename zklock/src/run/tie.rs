@@ -29,9 +29,9 @@ pub(crate) fn can_use_stage() -> bool {
     cfg!(target_os = "linux") && std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
-/// Returns the command that starts the program, through the stage if [`can_use_stage`] allows it. For the system, the
-/// thread that spawns the stage is its parent, so this thread has to live as long as zklock. `faults` is from
-/// [`Signals::faults_blocked_before`].
+/// Returns the command that starts the program, through the stage if [`can_use_stage`] allows it. The system kills the
+/// stage, and so the command, when the thread that has spawned the stage ends. So this thread has to live as long as
+/// zklock. `faults` is from [`Signals::faults_blocked_before`].
 ///
 /// [`Signals::faults_blocked_before`]: crate::run::signals::Signals::faults_blocked_before
 pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {

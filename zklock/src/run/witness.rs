@@ -79,7 +79,7 @@ mod on_linux {
         pid: Pid,
         /// The witness ends when its standard input ends.
         stdin: ChildStdin,
-        /// Receives what the witness wrote, after the witness has ended.
+        /// Receives the process of the witness and what it wrote, after its standard output has ended.
         ended: Receiver<(Process, Vec<u8>)>,
     }
 
@@ -161,12 +161,12 @@ mod on_linux {
         }
     }
 
-    /// What the witness knows of the signals that processes, not the kernel, sent to it.
+    /// What the witness remembers of earlier signals.
     #[derive(Default)]
     struct SignalsSeen {
         /// The last signal of a key that a process sent, and the id of that process.
         sent: Option<(i32, u32)>,
-        /// The id of the process that sent the last SIGURG.
+        /// The id of the process that sent the last SIGURG, or 0 if the kernel sent it.
         urges: Option<u32>,
     }
 
@@ -216,7 +216,7 @@ mod on_linux {
     }
 }
 
-/// A witness exists only on Linux.
+/// On other systems than Linux there is no witness, so this type has no value.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 pub(crate) enum Witness {}

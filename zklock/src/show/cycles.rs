@@ -21,7 +21,7 @@ struct Process {
     pid: u32,
 }
 
-/// A process that waits for a lock, and a process that holds the lock.
+/// A process that waits for the lock at `path`, and a process that holds this lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessWait {
     who: Process,
