@@ -22,7 +22,7 @@ use crate::session::request::Failure;
 /// The present step of the removal of one node that this library has created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Leaving {
-    /// The owner was dropped before the answer to its create came. The removal awaits the answer, and then deletes the
+    /// The owner has left before the answer to its create came. The removal awaits the answer, and then deletes the
     /// created node.
     Coming {
         /// Whether the removal ends with listing and deleting all nodes of the owner, because the answer to an earlier

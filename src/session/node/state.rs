@@ -11,7 +11,7 @@
 //! | `Waiting` | the lock was granted | `Holding` |
 //! | | an exchange for a permit was sent | `Moving` |
 //! | `Holding` | a downgrade was sent | `Moving` |
-//! | `Moving` | the node was replaced, or surely not | the phase before it |
+//! | `Moving` | the node was replaced, or the replacement was given up | the phase before it |
 //! | any | the owner gives the node back, or is dropped | `Left` |
 //!
 //! A node is lost if the session is over, if the lease has run out since the grant (for a waiter: since the waiter
