@@ -473,7 +473,7 @@ pub(crate) struct Break {
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// The token of the holder or waiter to remove: see `zklock ls`. No two nodes ever have the same token.
+    /// The token of the holder or waiter to remove: see `zklock ls`. No two nodes in a queue ever have the same token.
     #[arg(value_name = "TOKEN", value_parser = parse_token)]
     pub(crate) token: i64,
 

@@ -53,8 +53,8 @@ pub(crate) fn circle_closed_by_wait(
     shortest_circle(&waits(&locks), &us)
 }
 
-/// Returns circles of processes that wait for each other, each circle once. Some circles that share a process with a
-/// returned circle may be left out.
+/// Returns circles of processes that wait for each other, each circle once: for each process the shortest circle that it
+/// is in, if there is one.
 ///
 /// A circle is not always a deadlock, because one task of a process may wait while another task of the process holds a
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
@@ -63,13 +63,19 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
     let locks = Lock::all(queues);
     let waits = waits(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
+    let mut cycles = Vec::new();
     // No search starts at a process that holds nothing, because no process waits for that process, and so it is in no
     // circle.
-    let starts = waits.keys().filter(|who| holders.contains(*who));
-    // The searches from several members may find the same circle. A circle is returned only if the search from its
-    // smallest member finds this circle. So a circle is left out if that search finds another one.
-    let is_first = |cycle: &Vec<ProcessWait>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
-    starts.filter_map(|start| shortest_circle(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
+    for start in waits.keys().filter(|who| holders.contains(*who)) {
+        let Some(mut cycle) = shortest_circle(&waits, start) else { continue };
+        // The searches from several members may find the same circle, so each circle begins at its smallest member.
+        let smallest = (0..cycle.len()).min_by_key(|&at| &cycle[at].who).unwrap_or_default();
+        cycle.rotate_left(smallest);
+        if !cycles.contains(&cycle) {
+            cycles.push(cycle);
+        }
+    }
+    cycles
 }
 
 pub(crate) fn json_of(cycles: &[Vec<ProcessWait>]) -> Value {
@@ -240,5 +246,27 @@ mod tests {
             let queues = [b.queue().await.unwrap(), a.queue().await.unwrap()];
             assert_eq!(cycles(&queues).len(), circles, "{queues:#?}");
         }
+    }
+
+    #[tokio::test]
+    async fn two_circles_through_one_process_are_both_shown() {
+        let zk = Memory::new();
+        let lock = |host: &str, path: &str| RwLock::builder(&zk, path).host(host).build().unwrap();
+        let mut held = Vec::new();
+        for (host, path) in [("a", "/a"), ("b", "/b"), ("c", "/c")] {
+            held.push(lock(host, path).write().await.unwrap());
+        }
+        let mut waiting = Vec::new();
+        for (host, path) in [("a", "/b"), ("a", "/c"), ("b", "/a"), ("c", "/a")] {
+            let mut wait = Box::pin(lock(host, path).write().into_future());
+            waits(wait.as_mut()).await;
+            waiting.push(wait);
+        }
+        let mut queues = Vec::new();
+        for path in ["/a", "/b", "/c"] {
+            queues.push(lock("operator", path).queue().await.unwrap());
+        }
+        let hosts = |cycle: Vec<ProcessWait>| cycle.into_iter().map(|wait| wait.who.host).collect::<String>();
+        assert_eq!(cycles(&queues).into_iter().map(hosts).collect::<Vec<_>>(), ["ab", "ac"], "{queues:#?}");
     }
 }
