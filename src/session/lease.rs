@@ -288,8 +288,8 @@ impl Lease {
         self.state.lock().over.map(|(why, _)| why)
     }
 
-    /// Returns when the newest answered request was sent, and when the end of the session was recorded. `None` while
-    /// the session is not over.
+    /// Returns when the newest answered request was sent (at the latest at the end of the session), and when the end of
+    /// the session was recorded. `None` while the session is not over.
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))

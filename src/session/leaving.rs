@@ -25,8 +25,8 @@ pub enum Leaving {
     /// The owner has left before the answer to its create came. The removal awaits the answer, and then deletes the
     /// created node.
     Coming {
-        /// Whether the removal ends with listing and deleting all nodes of the owner, because the answer to an earlier
-        /// create was lost.
+        /// Whether the answer to an earlier create was lost, so that the removal also lists and deletes all nodes of
+        /// the owner.
         lists_after: bool,
     },
     /// A node is being deleted.

@@ -128,8 +128,8 @@ pub(crate) fn read<T: 'static>(
     Box::pin(synced.and_then(|()| read))
 }
 
-/// Returns a node's data, or `None` if the node does not exist. With `is_synced` the answer shows a state no older than
-/// this call.
+/// Returns a node's data and stat, or `None` if the node does not exist. With `is_synced` the answer shows a state no
+/// older than this call.
 pub(crate) async fn data(
     session: &Arc<dyn Session>,
     path: &str,

@@ -80,8 +80,8 @@ pub(crate) struct BackgroundThread {
     _stop: oneshot::Sender<()>,
 }
 
-/// A task that returns its panic as an error. A panic of the task's destructor is caught too, because the executor
-/// would abort the process.
+/// A task that returns its panic as an error. A panic of the task's destructor is caught, too, because otherwise the
+/// executor would abort the process.
 struct CatchPanic<F>(Option<Pin<Box<F>>>);
 
 impl<F: Future> Future for CatchPanic<F> {
