@@ -71,8 +71,8 @@ pub(crate) const SESSION_TRIES: usize = 3;
 #[must_use = "nothing is sent before this is awaited"]
 pub struct Call<T> {
     timeout: Option<Duration>,
-    begin: Option<Box<MakeAnswer<T>>>,
-    answer: Option<Answer<T>>,
+    begin: Option<Box<MakeAnswerFuture<T>>>,
+    answer: Option<AnswerFuture<T>>,
 }
 
 /// Blocks the thread until a future of this library is done, and returns its output. For programs that are not async.
@@ -119,9 +119,9 @@ fn is_blocking_allowed() -> bool {
 
 /// A function that makes the future of a call's answer. The argument is the deadline at which the future must end;
 /// `None` if the caller gave no timeout.
-type MakeAnswer<T> = dyn FnOnce(Option<Deadline>) -> Answer<T> + Send;
+type MakeAnswerFuture<T> = dyn FnOnce(Option<Deadline>) -> AnswerFuture<T> + Send;
 
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+type AnswerFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl<T: Send + 'static> Call<T> {
     pub(crate) fn new<F>(begin: impl FnOnce(Option<Deadline>) -> F + Send + 'static) -> Call<T>
@@ -193,19 +193,19 @@ impl Deadline {
         Deadline { whole, began: Instant::now() }
     }
 
-    pub(crate) fn left(&self) -> Duration {
+    pub(crate) fn time_left(&self) -> Duration {
         self.whole.saturating_sub(self.began.elapsed())
     }
 
     /// Waits until the deadline. If the client is disconnected then, returns for how long and why. Returns `None` if
     /// the client is connected or closed.
     pub(crate) async fn until_passed(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
-        let left = self.left();
+        let left = self.time_left();
         coordinator.sleep(left - REASON_AHEAD.min(left / 2)).await;
         // While the client is disconnected, this call of `state` makes the client ask the servers why. The last call
         // below returns the reason, if it is known by then.
         let _for_later = coordinator.state();
-        coordinator.sleep(self.left()).await;
+        coordinator.sleep(self.time_left()).await;
         coordinator.state().into_cut_off()
     }
 }

@@ -203,9 +203,11 @@ pub mod coordinator {
     };
     pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;
-    pub use crate::zookeeper::connection::{Attempts, Failed, Next, Target, attempt_limit, reconnect_jitter};
-    pub use crate::zookeeper::probe::{four_letter_word, why_no_session};
-    pub use crate::zookeeper::servers::each_server;
+    pub use crate::zookeeper::connection::{
+        AttemptFailure, Attempts, ConnectStep, ConnectTarget, attempt_limit, reconnect_jitter,
+    };
+    pub use crate::zookeeper::probe::{send_four_letter_word, why_no_session};
+    pub use crate::zookeeper::servers::split_connect_string;
 }
 
 /// The formats in which the value of a [`Shared`] can be encoded, and the trait [`Format`](format::Format) for others.

@@ -20,7 +20,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), Error> {
 
 /// Refuses a path that cannot be a lock directory: a path that [`check_path`] refuses, `/`, `/zookeeper`, or a path
 /// below `/zookeeper`.
-pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
+pub(crate) fn check_lock_directory(path: &str) -> Result<(), Error> {
     check_path(path)?;
     let problem = match path {
         "/" => "a lock needs a path of its own below the root",
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_root_and_zookeeper_are_no_lock_directories() {
-        let refused = |path: &str| check_directory(path).unwrap_err().to_string();
+        let refused = |path: &str| check_lock_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
             // A path at the end of the connect string becomes the client's root, and a `/zookeeper` below that root is
@@ -172,7 +172,7 @@ mod tests {
                        lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));
         }
-        check_directory("/zookeepers").unwrap();
+        check_lock_directory("/zookeepers").unwrap();
     }
 
     #[test]
@@ -211,7 +211,8 @@ mod tests {
         ];
         fuzz_text(&samples, |text| {
             let reason = |refused: Result<(), Error>| refused.err().map(|error| error.to_string());
-            let refusals = [reason(check_directory(text)), reason(check_host(text)), reason(check_label(Some(text)))];
+            let refusals =
+                [reason(check_lock_directory(text)), reason(check_host(text)), reason(check_label(Some(text)))];
             for why in refusals.iter().flatten() {
                 assert!(why.starts_with("invalid input: ") && !why.contains(char::is_control), "{why:?}");
             }

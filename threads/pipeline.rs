@@ -227,7 +227,7 @@ mod zookeeper {
         use crate::Error;
         use crate::session::request::Failure;
 
-        pub(crate) fn failure(error: Error) -> Failure {
+        pub(crate) fn translate_error(error: Error) -> Failure {
             Failure::Unknown(error.to_string())
         }
 
@@ -248,26 +248,26 @@ mod zookeeper {
         use crate::session::request::Reply;
         use crate::session::store::SessionStore;
         use crate::session::thread::BackgroundThread;
-        use crate::zookeeper::pipeline::{Pipeline, RequestKind};
+        use crate::zookeeper::pipeline::{RequestKind, RequestPipeline};
         use crate::zookeeper::translate;
 
         pub(crate) struct Session {
-            pipeline: Arc<Pipeline>,
+            pipeline: Arc<RequestPipeline>,
         }
 
         pub(crate) fn session() -> (Arc<Session>, Arc<BackgroundThread>) {
             let (store, background) = (Arc::new(SessionStore), Arc::new(BackgroundThread::default()));
-            let pipeline = Arc::new(Pipeline::new(&store, &background));
+            let pipeline = Arc::new(RequestPipeline::new(&store, &background));
             (Arc::new(Session { pipeline }), background)
         }
 
         impl Session {
             pub(crate) fn connect(&self, client: &Arc<Client>) {
-                self.pipeline.connect(client, &Arc::default());
+                self.pipeline.set_connection(client, &Arc::default());
             }
 
             pub(crate) fn disconnect(&self) {
-                self.pipeline.disconnect();
+                self.pipeline.take_client();
             }
 
             pub(crate) fn close(&self) {
@@ -278,7 +278,7 @@ mod zookeeper {
                 let path: Arc<str> = path.into();
                 self.pipeline.send(RequestKind::Removal, move |client| {
                     let path = Arc::clone(&path);
-                    async move { client.delete(&path).await.map_err(translate::failure) }
+                    async move { client.delete(&path).await.map_err(translate::translate_error) }
                 })
             }
 
@@ -286,7 +286,7 @@ mod zookeeper {
                 let path: Arc<str> = path.into();
                 self.pipeline.send(RequestKind::Read, move |client| {
                     let path = Arc::clone(&path);
-                    async move { client.get_data(&path).await.map_err(translate::failure) }
+                    async move { client.get_data(&path).await.map_err(translate::translate_error) }
                 })
             }
 
@@ -294,7 +294,7 @@ mod zookeeper {
                 let path: Arc<str> = path.into();
                 self.pipeline.send(RequestKind::Write, move |client| {
                     let path = Arc::clone(&path);
-                    async move { client.create(&path).await.map_err(translate::failure) }
+                    async move { client.create(&path).await.map_err(translate::translate_error) }
                 })
             }
         }

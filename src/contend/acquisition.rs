@@ -16,7 +16,7 @@ use crate::contend::contender::Contender;
 use crate::contend::permit_request::{EarlyPermitRead, PermitRequest, SeenPermits};
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
-use crate::observe::on_wait::{Listener, WaitReporter};
+use crate::observe::on_wait::{ProgressListener, WaitReporter};
 use crate::observe::queue_view::{QueueSnapshot, QueueView};
 use crate::observe::trace::{self, AcquireTrace, HoldTrace};
 use crate::queue::dialect::LONGEST_MARKER;
@@ -66,7 +66,7 @@ pub struct AcquireOptions {
     /// When the timeout runs out. `None` until [`AcquireOptions::start_timeout`] is called, and without a timeout.
     pub(crate) deadline: Option<Deadline>,
     pub(crate) label: Option<String>,
-    pub(crate) on_wait: Option<Listener>,
+    pub(crate) on_wait: Option<ProgressListener>,
 }
 
 impl AcquireOptions {
@@ -82,7 +82,7 @@ impl AcquireOptions {
             return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
         }
         match self.deadline {
-            Some(deadline) if deadline.left().is_zero() => Err(Error::timed_out(timeout, None)),
+            Some(deadline) if deadline.time_left().is_zero() => Err(Error::timed_out(timeout, None)),
             _ => Ok(Some(*self.deadline.get_or_insert_with(|| Deadline::new(timeout)))),
         }
     }
@@ -135,14 +135,14 @@ impl Acquisition {
     pub(crate) fn begin_trace(&mut self) -> UserSpan {
         let names = (&**self.config.user_path(), &self.config.path_label);
         self.trace = AcquireTrace::begin(names, self.aim(), self.label(), self.may_keep_node());
-        self.trace.span()
+        self.trace.acquire_span()
     }
 
     /// Logs an error in `answer`. Also counts it in the metrics if it is [`Error::WouldBlock`] or [`Error::Timeout`].
     /// Returns `answer`.
     pub(crate) fn report_error<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         let names = (&**self.config.user_path(), &*self.config.path_label);
-        answer.inspect_err(|error| trace::report_not_granted(names, self.aim(), error))
+        answer.inspect_err(|error| trace::report_failed_acquire(names, self.aim(), error))
     }
 
     /// Enters the queue, and waits until the lock or the permits are granted. Fails at the timeout, if there is one.
@@ -192,7 +192,7 @@ impl Acquisition {
         if let Some(on_entered) = &self.on_entered {
             on_entered(&entry, entry.take_directory_watch().await);
         }
-        self.trace.record("sequence", entry.node_name().sequence());
+        self.trace.record_span_field("sequence", entry.node_name().sequence());
         let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
         let mut wait = PendingAcquisition {
             config: &self.config,
@@ -451,7 +451,7 @@ impl Acquisition {
             hold.limit_each_hold(longest);
         }
         if self.may_keep_node() {
-            return self.trace.record("token", hold.node().token());
+            return self.trace.record_span_field("token", hold.node().token());
         }
         *hold.trace.lock() = self.begin_hold_trace(hold);
         // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitDeadline` is
@@ -571,7 +571,7 @@ impl Acquisition {
         granted: impl Future<Output = Result<G, Error>>,
     ) -> Result<G, Error> {
         let looking = async {
-            let Some(left) = deadline.map(|deadline| deadline.left()) else { return pending().await };
+            let Some(left) = deadline.map(|deadline| deadline.time_left()) else { return pending().await };
             let (ask, look_up) = (ASK_AHEAD.min(left / 5 * 2), LOOK_UP_AHEAD.min(left / 5));
             self.config.coordinator.sleep(left - ask).await;
             let asked = self.check_contenders_ahead(view);

@@ -170,7 +170,7 @@ impl Contender {
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     retry::check_rights(session, directory).await?;
-                    meter::count(names::RECOVERIES, Some(self.node.path_label()), &[]);
+                    meter::increment_counter(names::RECOVERIES, Some(self.node.path_label()), &[]);
                     emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;
                     self.record_created(&Created { path, czxid, ctime, ephemeral_owner })?;

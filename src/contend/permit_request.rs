@@ -110,7 +110,7 @@ impl PermitRequest {
     /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the
     /// semaphore has fewer permits in all than requested, or another number of permits than the user gave.
     pub(crate) async fn has_room(&self, session: &Arc<dyn Session>) -> Result<bool, Error> {
-        let room = self.state.config.paths.read_room(session, self.count).await;
+        let room = self.state.config.paths.read_total_and_if_free(session, self.count).await;
         let Some((number, has_room)) = room else { return Ok(true) };
         if let Some(number) = number {
             self.state.record_number(number)?;
@@ -341,7 +341,7 @@ impl<'a> QueueHead<'a> {
             let queued = OptionFuture::from(view.has_listener.then(|| session.children(self.entry.directory()))).await;
             let queued = queued.and_then(Result::ok).filter(|names| !names.is_empty());
             let names = queued.unwrap_or_else(|| vec![me.as_str().to_owned()]);
-            view.record(session, me, self.state.config.paths.progress_from_names(&now.names, &names, me));
+            view.record_listing(session, me, self.state.config.paths.progress_from_names(&now.names, &names, me));
         }
         if self.number.is_none() {
             let (watch, (_, stat)) = retry::watch_and_read(session, path).await?;

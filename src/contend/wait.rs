@@ -163,7 +163,7 @@ impl PendingAcquisition<'_> {
             true => paths.read_progress(session, &names, me).await,
             false => paths.progress_from_names(&[], &names, me),
         };
-        view.record(session, me, seen);
+        view.record_listing(session, me, seen);
     }
 
     /// Registers the acquisition for a warning about a long wait, unless it is registered already, or `warn_at` was
@@ -172,7 +172,7 @@ impl PendingAcquisition<'_> {
         let Some(due) = self.warn_at.take() else { return };
         let (node, session) = self.entry.node_and_session();
         let (label, span, permits) =
-            (self.label.map(str::to_owned), self.trace.span(), self.permits.map(|it| it.count));
+            (self.label.map(str::to_owned), self.trace.acquire_span(), self.permits.map(|it| it.count));
         self.registered =
             Some(self.config.warnings.register(due, WarningEntry { session, node, label, span, permits }));
     }

@@ -127,7 +127,7 @@ impl WaitWarnings {
         let found = retry::within(session.sleep(LOOK_UP), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
         if let Some(permits) = permits.filter(|_| is_its_turn) {
-            is_its_turn = matches!(self.paths.read_room(session, permits).await, Some((_, true)));
+            is_its_turn = matches!(self.paths.read_total_and_if_free(session, permits).await, Some((_, true)));
         }
         if is_its_turn {
             session.sleep(LOOK_UP).await;

@@ -108,7 +108,7 @@ async fn wait_until_deadline(
             never = on_wait.report_changes(&acquisition.config.paths, &kept.view) => match never {},
         }
         let (path, uses) = (Arc::clone(&acquisition.config.directory), kept.use_count());
-        on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
+        on_wait.report_progress(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
         pending().await
     };
     match acquisition.await_until_deadline(deadline, &kept.view, reports, waits.wait()).await {
@@ -141,7 +141,7 @@ fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionF
 /// the use.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptNodeUse) -> KeptNodeUse {
     trace::count_grant(acquisition.aim(), used.contender().node().path_label(), "kept");
-    acquisition.trace.record("sequence", used.contender().node_name().sequence());
+    acquisition.trace.record_span_field("sequence", used.contender().node_name().sequence());
     used.start_limit_and_trace(acquisition.begin_hold_trace(used.contender()));
     used
 }

@@ -237,7 +237,8 @@ impl KeptNode {
     /// node is not granted yet or was given up.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.granted_contender();
-        hold.map(|it| lock_paths::blocked_by(&it.node_name(), it.node_data(), it.node().token())).unwrap_or_default()
+        hold.map(|it| lock_paths::blockers_from_holder(&it.node_name(), it.node_data(), it.node().token()))
+            .unwrap_or_default()
     }
 
     /// Returns whether the node is granted, and no use of it runs or waits.
@@ -306,7 +307,7 @@ impl KeptNode {
         let hold = Arc::clone(&granted?.hold);
         if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
             let (path, cause, idle_for) = (hold.user_path(), why.label(), hold.now().saturating_sub(used));
-            meter::count(names::KEPT_GIVEN_UP, Some(hold.node().path_label()), &[("cause", cause)]);
+            meter::increment_counter(names::KEPT_GIVEN_UP, Some(hold.node().path_label()), &[("cause", cause)]);
             emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         Some(hold)

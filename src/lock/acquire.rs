@@ -14,7 +14,7 @@ use crate::keep::cache::KeptNodeCache;
 use crate::keep::join;
 use crate::lock::hold::{GuardHold, ReadGuard, WriteGuard};
 use crate::lock::rw_lock::RwLock;
-use crate::observe::on_wait::Listener;
+use crate::observe::on_wait::ProgressListener;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
@@ -149,7 +149,7 @@ impl<G: Guard> Acquire<G> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn on_wait(mut self, callback: impl FnMut(&Progress) + Send + 'static) -> Self {
-        self.options.on_wait = Some(Listener::new(callback));
+        self.options.on_wait = Some(ProgressListener::new(callback));
         self
     }
 

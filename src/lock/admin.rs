@@ -25,7 +25,7 @@ impl LockConfig {
             &self.coordinator,
             ("read the queue of", self.user_path()),
             |session| async move {
-                let (taken, queued) = paths.list_names(&session, is_synced).await?;
+                let (taken, queued) = paths.list_permits_and_queue(&session, is_synced).await?;
                 let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
                 Ok((queue, taken, queued))
             },

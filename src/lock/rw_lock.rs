@@ -339,7 +339,7 @@ impl RwLockBuilder {
     }
 
     fn config(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<LockConfig, Error> {
-        validation::check_directory(&self.path)?;
+        validation::check_lock_directory(&self.path)?;
         if let Some(host) = &self.host {
             validation::check_host(host)?;
         }

@@ -48,10 +48,10 @@ use crate::telemetry::debug::debug;
 /// ```
 #[derive(Clone)]
 pub struct Memory {
-    client: Arc<Client>,
+    client: Arc<MemoryClient>,
 }
 
-struct Client {
+struct MemoryClient {
     ensemble: Arc<Ensemble>,
     /// The client's newest session, which may be over; `None` before the first use. A session ends at the latest when
     /// its last owner, such as a client or a guard, is dropped.
@@ -72,7 +72,9 @@ impl Memory {
     }
 
     fn from_ensemble(ensemble: Arc<Ensemble>) -> Memory {
-        Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
+        Memory {
+            client: Arc::new(MemoryClient { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }),
+        }
     }
 
     /// Returns the state of this client's connection: connecting while the client's session is
@@ -82,7 +84,7 @@ impl Memory {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
         }
-        let session = self.session().filter(|session| session.lease().ending().is_none());
+        let session = self.newest_session().filter(|session| session.lease().ending().is_none());
         match session.and_then(|session| session.lease().lost_since()) {
             Some(since) => ConnectionState::Connecting { since, why: Some("the connection is cut".to_owned()) },
             None => ConnectionState::Connected,
@@ -97,7 +99,7 @@ impl Memory {
 
     /// Returns the number of watches in the ensemble, for all sessions together.
     pub fn watches(&self) -> usize {
-        self.client.ensemble.world().watch_count()
+        self.client.ensemble.lock_world().watch_count()
     }
 
     /// Returns the number of requests that clients have made, for all sessions together.
@@ -107,29 +109,29 @@ impl Memory {
 
     /// Returns the names of a directory's children, sorted; empty if the directory does not exist.
     pub fn children(&self, path: impl AsRef<str>) -> Vec<String> {
-        children_of(&self.client.ensemble.world().tree, path.as_ref())
+        children_of(&self.client.ensemble.lock_world().tree, path.as_ref())
     }
 
     /// Returns the id of this client's newest session, which may be over. `None` if the client has not opened one.
     pub fn session_id(&self) -> Option<i64> {
-        self.session().map(|session| session.id())
+        self.newest_session().map(|session| session.id())
     }
 
     /// If this client has opened a session, calls `act` with the id of the newest one. Then makes the deliveries that
     /// `act` has added to its list.
     pub(super) fn change_ensemble(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Delivery>)) {
-        if let Some(session) = self.session() {
-            self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
+        if let Some(session) = self.newest_session() {
+            self.client.ensemble.change_and_deliver(|world, fired| act(world, session.id(), fired));
         }
     }
 
-    fn session(&self) -> Option<Arc<MemorySession>> {
+    fn newest_session(&self) -> Option<Arc<MemorySession>> {
         self.client.session.lock().clone()
     }
 
     /// Returns the current session, or a new session if there is none or the current one is over. `None` if the client
     /// is closed.
-    pub(super) fn open_session(&self) -> Option<Arc<MemorySession>> {
+    pub(super) fn live_or_new_session(&self) -> Option<Arc<MemorySession>> {
         let mut current = self.client.session.lock();
         if self.client.closed.load(Ordering::Acquire) {
             return None;
@@ -152,7 +154,7 @@ debug!(Memory as "Memory", |it| session: it.session_id());
 impl Coordinator for Memory {
     async fn session_slot(&self, _own_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
-            let Some(session) = self.open_session() else {
+            let Some(session) = self.live_or_new_session() else {
                 return Err(Failure::Over(Ending::Closed));
             };
             if session.until_connected().await.is_ok() {
@@ -223,14 +225,14 @@ impl Faults {
     /// release waits for its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
     pub fn cut(&self) {
         // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
-        let _session = self.zk.open_session();
-        self.zk.change_ensemble(World::cut);
+        let _session = self.zk.live_or_new_session();
+        self.zk.change_ensemble(World::cut_connection);
     }
 
     /// Restores the connection: missed events arrive, and the requests that waited are executed in their order. If the
     /// session was [expired](Self::expire) meanwhile, the client learns of that instead, and the requests fail.
     pub fn heal(&self) {
-        self.zk.change_ensemble(World::heal);
+        self.zk.change_ensemble(World::restore_connection);
     }
 
     /// Loses the answer to this client's next write (create, delete or transaction). The ensemble executes the write.
@@ -251,18 +253,18 @@ impl Faults {
     /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server
     /// lags again.
     pub fn lag(&self) {
-        self.zk.change_ensemble(|world, id, _| world.lag(id));
+        self.zk.change_ensemble(|world, id, _| world.lag_server(id));
     }
 
     /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out. A
     /// later [`cut`](Self::cut) loses the answers that were not sent, and delivers the events that were not sent.
     pub fn silence(&self) {
-        self.zk.change_ensemble(World::silence);
+        self.zk.change_ensemble(World::silence_server);
     }
 
     /// Ends [`lag`](Self::lag) and [`silence`](Self::silence): late events and answers arrive in their order.
     pub fn catch_up(&self) {
-        self.zk.change_ensemble(World::catch_up);
+        self.zk.change_ensemble(World::catch_up_server);
     }
 
     /// Lets this client's server forget all watches that the client has set so far, like a server that has lost its
@@ -280,30 +282,30 @@ impl Faults {
     /// [`heal`](Self::heal) also connects the client to another server. [`keep_server`](Self::keep_server) prevents
     /// both.
     pub fn freeze(&self, path: impl AsRef<str>) {
-        self.zk.change_ensemble(|world, id, _| world.freeze(id, path.as_ref()));
+        self.zk.change_ensemble(|world, id, _| world.freeze_nodes(id, path.as_ref()));
     }
 
     /// Gives this client only one server. Each new connection leads to the same server, which still shows its
     /// [frozen](Self::freeze) nodes.
     pub fn keep_server(&self) {
         // Opens a session if there is none yet, because the state of the server belongs to a session.
-        let _session = self.zk.open_session();
+        let _session = self.zk.live_or_new_session();
         self.zk.change_ensemble(|world, id, _| world.keep_server(id));
     }
 
     /// Deletes every container node that had children and has none now, as servers do once a minute.
     pub fn reap_containers(&self) {
-        self.zk.client.ensemble.change(World::reap_containers);
+        self.zk.client.ensemble.change_and_deliver(World::reap_containers);
     }
 
     /// Deletes a node and all nodes below it, as an operator might.
     pub fn remove(&self, path: impl AsRef<str>) {
-        self.zk.client.ensemble.change(|world, fired| world.remove(path.as_ref(), fired));
+        self.zk.client.ensemble.change_and_deliver(|world, fired| world.remove_subtree(path.as_ref(), fired));
     }
 
     /// Sets the sequence number of the next sequential node in this directory, if the directory exists.
     pub fn set_next_sequence(&self, directory: impl AsRef<str>, next: i32) {
-        self.zk.client.ensemble.change(|world, _| world.set_next_sequence(directory.as_ref(), next));
+        self.zk.client.ensemble.change_and_deliver(|world, _| world.set_next_sequence(directory.as_ref(), next));
     }
 
     /// Sets the ensemble's clock forward. The clock gives the times at which nodes were created and their data were
@@ -325,19 +327,19 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_clock_forward(&self, by: Duration) {
-        let ahead = &mut self.zk.client.ensemble.world().clock.ahead;
+        let ahead = &mut self.zk.client.ensemble.lock_world().clock.ahead;
         *ahead = ahead.saturating_add(by);
     }
 
     /// Sets the ensemble's clock back, as a new leader with a slow clock does.
     pub fn set_clock_back(&self, by: Duration) {
-        let behind = &mut self.zk.client.ensemble.world().clock.behind;
+        let behind = &mut self.zk.client.ensemble.lock_world().clock.behind;
         *behind = behind.saturating_add(by);
     }
 
     /// Returns a copy of all nodes and of the newest transaction id, for [`Faults::restore`].
     pub fn back_up(&self) -> Backup {
-        let world = self.zk.client.ensemble.world();
+        let world = self.zk.client.ensemble.lock_world();
         Backup { tree: Arc::clone(&world.tree), zxid: world.zxid }
     }
 
@@ -367,12 +369,12 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn restore(&self, backup: &Backup) {
-        self.zk.client.ensemble.change(|world, fired| world.restore(backup, fired));
+        self.zk.client.ensemble.change_and_deliver(|world, fired| world.restore_backup(backup, fired));
     }
 
     fn lose_next(&self, message: LostMessage) {
-        if let Some(session) = self.zk.open_session() {
-            self.zk.client.ensemble.change(|world, _| world.lose_next(session.id(), message));
+        if let Some(session) = self.zk.live_or_new_session() {
+            self.zk.client.ensemble.change_and_deliver(|world, _| world.lose_next_message(session.id(), message));
         }
     }
 }

@@ -42,9 +42,9 @@ pub(super) struct World {
     last_session: i64,
     /// The sessions by their ids. A session that has ended stays here until its client learns of the end. Sorted, so
     /// that each run of a test delivers events in the same order.
-    pub(super) sessions: BTreeMap<i64, SessionState>,
-    /// Pairs of a watch's key (see [`SessionState::watches`]) and the id of a session with such a watch. The watch may
-    /// have fired already. Without this set, an ensemble of 100,000 sessions would go through all sessions for each
+    pub(super) sessions: BTreeMap<i64, EnsembleSession>,
+    /// Pairs of a watch's key (see [`EnsembleSession::watches`]) and the id of a session with such a watch. The watch
+    /// may have fired already. Without this set, an ensemble of 100,000 sessions would go through all sessions for each
     /// change.
     watching: BTreeSet<(String, i64)>,
     /// The sessions with a lagging server. Each change is stored for each of these sessions, even if no watch is set:
@@ -53,7 +53,7 @@ pub(super) struct World {
     lagging: BTreeSet<i64>,
 }
 
-pub(super) struct SessionState {
+pub(super) struct EnsembleSession {
     store: Arc<SessionStore>,
     pub(super) is_cut: bool,
     /// Why the ensemble has ended the session, if the client has not learned of the end yet. `None` while the session
@@ -97,14 +97,14 @@ pub(super) enum LostMessage {
 }
 
 impl Ensemble {
-    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+    pub(super) fn lock_world(&self) -> MutexGuard<'_, World> {
         self.world.lock()
     }
 
     /// Changes the world, and makes all deliveries when the world is unlocked.
-    pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> T) -> T {
+    pub(super) fn change_and_deliver<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> T) -> T {
         let mut fired = Vec::new();
-        let result = act(&mut self.world(), &mut fired);
+        let result = act(&mut self.lock_world(), &mut fired);
         for notify in fired {
             notify(true);
         }
@@ -112,8 +112,8 @@ impl Ensemble {
     }
 }
 
-impl SessionState {
-    fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Delivery>) {
+impl EnsembleSession {
+    fn report_change(&mut self, path: &str, event: Event, fired: &mut Vec<Delivery>) {
         let hides = |(top, _): &(String, Tree)| is_at_or_below(path, top) || path == children_watch_key(parent_of(top));
         if self.frozen.iter().any(hides) {
             return;
@@ -132,7 +132,7 @@ impl SessionState {
     }
 
     /// Returns a delivery that applies `change` to the client's session store.
-    fn change_of_store(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Delivery {
+    fn store_delivery(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Delivery {
         let store = Arc::clone(&self.store);
         Box::new(move |_| change(&store))
     }
@@ -141,7 +141,7 @@ impl SessionState {
 impl World {
     /// Opens a session, and returns its id.
     pub(super) fn open_session(&mut self, store: &Arc<SessionStore>) -> i64 {
-        let state = SessionState {
+        let state = EnsembleSession {
             store: Arc::clone(store),
             is_cut: false,
             ended_as: None,
@@ -164,7 +164,7 @@ impl World {
 
     /// Executes a request and returns its result. If the session is over, only returns [`Failure::Over`]. If the
     /// request is a write, an injected fault may lose it or its reply; the result is then [`Failure::Unknown`].
-    pub(super) fn carry_out<T>(
+    pub(super) fn execute_request<T>(
         &mut self,
         session: i64,
         store: &SessionStore,
@@ -205,7 +205,7 @@ impl World {
     }
 
     /// From now on, a session's server shows the node `top` and all nodes below it as they are now.
-    pub(super) fn freeze(&mut self, session: i64, top: &str) {
+    pub(super) fn freeze_nodes(&mut self, session: i64, top: &str) {
         let mut nodes = Arc::unwrap_or_clone(self.tree_shown_to(session));
         nodes.retain(|path, _| is_at_or_below(path, top));
         if let Some(state) = self.sessions.get_mut(&session) {
@@ -254,13 +254,13 @@ impl World {
         for session in concerned {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             for (path, event) in changes {
-                state.deliver(path, *event, fired);
+                state.report_change(path, *event, fired);
             }
         }
     }
 
     /// Applies all operations or none of them, as one transaction.
-    pub(super) fn apply(
+    pub(super) fn apply_operations(
         &mut self,
         session: i64,
         operations: &[Operation],
@@ -284,14 +284,14 @@ impl World {
         Ok(committed.outcomes)
     }
 
-    pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Delivery>) {
+    pub(super) fn remove_subtree(&mut self, path: &str, fired: &mut Vec<Delivery>) {
         let gone = self.tree.keys().filter(|node| is_at_or_below(node, path)).cloned().collect();
         self.delete_nodes(gone, fired);
     }
 
     fn delete_nodes(&mut self, paths: Vec<String>, fired: &mut Vec<Delivery>) {
         for path in paths.into_iter().rev() {
-            let _gone = self.apply(0, &[Operation::Delete { path, version: None }], fired);
+            let _gone = self.apply_operations(0, &[Operation::Delete { path, version: None }], fired);
         }
     }
 
@@ -340,36 +340,33 @@ impl World {
         }
     }
 
-    pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Delivery>) {
+    pub(super) fn cut_connection(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) else { return };
         state.seen = self.zxid;
         state.is_cut = true;
         // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits
         // for the connection before it asks again.
-        fired.extend([
-            state.change_of_store(|it| it.steady(false)),
-            state.change_of_store(|it| it.set_connected(false)),
-        ]);
+        fired.extend([state.store_delivery(|it| it.steady(false)), state.store_delivery(|it| it.set_connected(false))]);
         let withheld = state.withheld.take().into_iter().flatten();
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Delivery));
     }
 
-    pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Delivery>) {
+    pub(super) fn silence_server(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) {
             state.withheld.get_or_insert_default();
-            fired.push(state.change_of_store(|it| it.steady(false)));
+            fired.push(state.store_delivery(|it| it.steady(false)));
         }
     }
 
     /// Restores a session's connection, delivers the events that its client missed, and executes the requests that
     /// waited. If the ensemble has ended the session meanwhile, only reports this end to the client, and lets the
     /// requests fail.
-    pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Delivery>) {
+    pub(super) fn restore_connection(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_cut) else { return };
         if let Some(why) = state.ended_as {
             return self.remove_session(session, why, fired);
         }
-        fired.push(state.change_of_store(|it| it.steady(true)));
+        fired.push(state.store_delivery(|it| it.steady(true)));
         state.is_cut = false;
         if state.leaves.is_none() {
             state.frozen.clear();
@@ -394,7 +391,7 @@ impl World {
         for (path, event) in missed {
             state.fire_watches(&path, event, fired);
         }
-        fired.push(state.change_of_store(|it| it.set_connected(true)));
+        fired.push(state.store_delivery(|it| it.set_connected(true)));
         let waiting = std::mem::take(&mut state.waiting);
         for request in waiting {
             request(self, fired);
@@ -413,8 +410,8 @@ impl World {
         if let Some(leaves) = &mut state.leaves {
             *leaves = leaves.checked_sub(1)?;
         }
-        self.cut(session, fired);
-        self.heal(session, fired);
+        self.cut_connection(session, fired);
+        self.restore_connection(session, fired);
         Some(true)
     }
 
@@ -428,7 +425,7 @@ impl World {
 
     /// Restores all nodes and the newest transaction id from a backup, and ends all sessions without deleting their
     /// nodes. So the ephemeral nodes in the backup exist again, and belong to no live session.
-    pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Delivery>) {
+    pub(super) fn restore_backup(&mut self, backup: &Backup, fired: &mut Vec<Delivery>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
@@ -437,7 +434,7 @@ impl World {
     }
 
     /// Makes a session's server lag behind the other servers.
-    pub(super) fn lag(&mut self, session: i64) {
+    pub(super) fn lag_server(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = Some(Arc::clone(&self.tree));
             self.lagging.insert(session);
@@ -445,18 +442,18 @@ impl World {
     }
 
     /// Lets a session's server show the newest state, and send the answers and events that it has withheld.
-    pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Delivery>) {
+    pub(super) fn catch_up_server(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         self.update_view(session, fired);
         self.lagging.remove(&session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(withheld) = state.withheld.take() {
-            fired.push(state.change_of_store(|it| it.steady(true)));
+            fired.push(state.store_delivery(|it| it.steady(true)));
             fired.extend(withheld);
         }
     }
 
-    pub(super) fn lose_next(&mut self, session: i64, message: LostMessage) {
+    pub(super) fn lose_next_message(&mut self, session: i64, message: LostMessage) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.faults.push_back(message);
         }
@@ -485,7 +482,7 @@ impl Drop for ArmedWatch {
     fn drop(&mut self) {
         let Some(ensemble) = self.ensemble.upgrade() else { return };
         self.event.close();
-        let mut world = ensemble.world();
+        let mut world = ensemble.lock_world();
         if let Some(state) = world.sessions.get_mut(&self.session)
             && let Some(watches) = state.watches.get_mut(&self.key)
         {

@@ -38,19 +38,19 @@ impl MemorySession {
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.steady(true);
-        let id = ensemble.change(|world, _| world.open_session(&store));
+        let id = ensemble.change_and_deliver(|world, _| world.open_session(&store));
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
 
     /// Executes a request now or, while the connection is cut, once it is restored. Returns the reply.
-    fn request<T: Send + 'static>(
+    fn send_request<T: Send + 'static>(
         &self,
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let ((reply, answer), id, store) = (oneshot::channel(), self.id, Arc::clone(&self.store));
         let request: SessionRequest = Box::new(move |world, fired| {
-            let result = world.carry_out(id, &store, is_write, act, fired);
+            let result = world.execute_request(id, &store, is_write, act, fired);
             let withheld = world.sessions.get_mut(&id).and_then(|state| state.withheld.as_mut());
             withheld.unwrap_or(fired).push(Box::new(move |comes| {
                 let lost = || Err(Failure::Unknown("the connection broke before the answer".to_owned()));
@@ -58,20 +58,22 @@ impl MemorySession {
             }));
         });
         self.ensemble.requests.fetch_add(1, Ordering::Relaxed);
-        self.ensemble.change(|world, fired| match world.sessions.get_mut(&id).filter(|state| state.is_cut) {
-            Some(cut_off) => cut_off.waiting.push(request),
-            None => request(world, fired),
+        self.ensemble.change_and_deliver(|world, fired| {
+            match world.sessions.get_mut(&id).filter(|state| state.is_cut) {
+                Some(cut_off) => cut_off.waiting.push(request),
+                None => request(world, fired),
+            }
         });
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
 
-    fn read<T: Send + 'static>(
+    fn send_read<T: Send + 'static>(
         &self,
         path: &str,
         read: impl FnOnce(&Tree, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let (id, path) = (self.id, path.to_owned());
-        self.request(false, move |world, _| read(&world.tree_shown_to(id), &path))
+        self.send_request(false, move |world, _| read(&world.tree_shown_to(id), &path))
     }
 }
 
@@ -88,8 +90,8 @@ impl Session for MemorySession {
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let id = self.id;
         let create = [Operation::Create { path: path.to_owned(), data: data.to_vec(), kind }];
-        self.request(true, move |world, fired| {
-            let outcomes = world.apply(id, &create, fired).map_err(|(_, failure)| failure)?;
+        self.send_request(true, move |world, fired| {
+            let outcomes = world.apply_operations(id, &create, fired).map_err(|(_, failure)| failure)?;
             let path = outcomes.into_iter().map(|(_, path)| path).next().unwrap_or_default();
             let node = world.tree.get(&path).ok_or(Failure::NoNode)?;
             Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
@@ -99,17 +101,17 @@ impl Session for MemorySession {
     fn delete(&self, path: &str) -> Reply<()> {
         let id = self.id;
         let delete = [Operation::Delete { path: path.to_owned(), version: None }];
-        self.request(true, move |world, fired| {
-            world.apply(id, &delete, fired).map(drop).map_err(|(_, failure)| failure)
+        self.send_request(true, move |world, fired| {
+            world.apply_operations(id, &delete, fired).map(drop).map_err(|(_, failure)| failure)
         })
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        self.read(path, children_and_stat_of)
+        self.send_read(path, children_and_stat_of)
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        self.read(path, |tree, path| {
+        self.send_read(path, |tree, path| {
             let node = tree.get(path).ok_or(Failure::NoNode)?;
             Ok((node.data.clone(), node.stat()))
         })
@@ -117,7 +119,7 @@ impl Session for MemorySession {
 
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
-        self.request(false, move |world, _| {
+        self.send_request(false, move |world, _| {
             world.tree_shown_to(id).get(&path).ok_or(Failure::NoNode)?;
             Ok(world.set_watch(id, path, ensemble))
         })
@@ -125,7 +127,7 @@ impl Session for MemorySession {
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
-        self.request(false, move |world, _| {
+        self.send_request(false, move |world, _| {
             let (names, _) = children_and_stat_of(&world.tree_shown_to(id), &path)?;
             Ok((names, world.set_watch(id, children_watch_key(&path), ensemble)))
         })
@@ -133,7 +135,7 @@ impl Session for MemorySession {
 
     fn sync(&self, _path: &str) -> Reply<()> {
         let id = self.id;
-        self.request(false, move |world, fired| {
+        self.send_request(false, move |world, fired| {
             world.update_view(id, fired);
             Ok(())
         })
@@ -141,14 +143,14 @@ impl Session for MemorySession {
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let (id, operations) = (self.id, operations.to_vec());
-        self.request(true, move |world, fired| match world.apply(id, &operations, fired) {
+        self.send_request(true, move |world, fired| match world.apply_operations(id, &operations, fired) {
             Ok(outcomes) => Ok(outcomes.into_iter().map(|(outcome, _)| outcome).collect()),
             Err((index, failure)) => Err(Failure::Operation { index, failure: Box::new(failure) }),
         })
     }
 
     fn leave_server(&self, connection: u64, node: &str) -> Reply<bool> {
-        let left = self.ensemble.change(|world, fired| world.leave_server(self.id, connection, fired));
+        let left = self.ensemble.change_and_deliver(|world, fired| world.leave_server(self.id, connection, fired));
         let answer = left.ok_or_else(|| Failure::Diverged { node: node.to_owned(), server: "embedded".to_owned() });
         Box::pin(ready(answer))
     }
@@ -158,7 +160,7 @@ impl Session for MemorySession {
         // A client relies on every task of its session, so a panic of one task ends the session.
         self.ensemble.executor.spawn(Box::pin(retry::on_panic(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
-                ensemble.change(|world, fired| world.end_session(id, Ending::Failed, fired));
+                ensemble.change_and_deliver(|world, fired| world.end_session(id, Ending::Failed, fired));
             }
         })));
     }
@@ -172,7 +174,7 @@ debug!(MemorySession as "MemorySession", |it| id: it.id, lease: it.store.lease()
 
 impl Drop for MemorySession {
     fn drop(&mut self) {
-        self.ensemble.change(|world, fired| world.end_session(self.id, Ending::Closed, fired));
+        self.ensemble.change_and_deliver(|world, fired| world.end_session(self.id, Ending::Closed, fired));
     }
 }
 

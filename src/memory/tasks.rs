@@ -27,7 +27,7 @@ pub(super) struct Executor {
 impl Executor {
     pub(super) fn spawn(self: &Arc<Self>, task: Task) {
         self.spawned.lock().push(task);
-        self.run();
+        self.run_ready_tasks();
     }
 
     /// Runs the tasks that are ready. If a thread is running tasks already, returns, and that thread runs these tasks,
@@ -35,7 +35,7 @@ impl Executor {
     ///
     /// # Panics
     /// If a task panics. The other tasks that are ready run first.
-    fn run(self: &Arc<Self>) {
+    fn run_ready_tasks(self: &Arc<Self>) {
         let waker = Waker::from(Arc::new(ExecutorWaker(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
         let mut panicked = None;
@@ -70,6 +70,6 @@ struct ExecutorWaker(Weak<Executor>);
 
 impl Wake for ExecutorWaker {
     fn wake(self: Arc<Self>) {
-        self.0.upgrade().iter().for_each(Executor::run);
+        self.0.upgrade().iter().for_each(Executor::run_ready_tasks);
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct TransactionStamp {
 pub(super) type WatchEvent = (String, Event);
 
 /// The result of a transaction.
-pub(super) struct Committed {
+pub(super) struct CommittedChanges {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// The keys of the watches to fire, with their events, in the order in which a server reports the changes.
@@ -71,11 +71,11 @@ pub(super) fn commit(
     at: TransactionStamp,
     session: i64,
     operations: &[Operation],
-) -> Result<Committed, (usize, Failure)> {
+) -> Result<CommittedChanges, (usize, Failure)> {
     let mut transaction = TreeTransaction { tree, at, session, changes: Vec::new(), before: Vec::new() };
     let mut outcomes = Vec::with_capacity(operations.len());
     for (index, operation) in operations.iter().enumerate() {
-        match transaction.apply(operation) {
+        match transaction.apply_operation(operation) {
             Ok(done) => outcomes.push(done),
             Err(failure) => {
                 transaction.roll_back();
@@ -83,7 +83,7 @@ pub(super) fn commit(
             }
         }
     }
-    Ok(Committed { outcomes, changes: transaction.changes, before: transaction.before })
+    Ok(CommittedChanges { outcomes, changes: transaction.changes, before: transaction.before })
 }
 
 /// A transaction whose operations are being applied.
@@ -97,15 +97,15 @@ struct TreeTransaction<'a> {
 }
 
 impl TreeTransaction<'_> {
-    fn apply(&mut self, operation: &Operation) -> Result<(Outcome, String), Failure> {
+    fn apply_operation(&mut self, operation: &Operation) -> Result<(Outcome, String), Failure> {
         match operation {
-            Operation::Create { path, data, kind } => Ok((Outcome::Created, self.create(path, data, *kind)?)),
+            Operation::Create { path, data, kind } => Ok((Outcome::Created, self.create_node(path, data, *kind)?)),
             Operation::Set { path, data, version } => {
-                let version = self.set(path, data, *version)?;
+                let version = self.set_data(path, data, *version)?;
                 Ok((Outcome::Set { version }, path.clone()))
             }
             Operation::Delete { path, version } => {
-                self.delete(path, *version)?;
+                self.delete_node(path, *version)?;
                 Ok((Outcome::Deleted, path.clone()))
             }
             Operation::Check { path, version } => {
@@ -117,7 +117,7 @@ impl TreeTransaction<'_> {
 
     /// Creates a node, and returns its path, which includes the sequence number of a sequential node. A node directly
     /// below the root gets no number.
-    fn create(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
+    fn create_node(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
         let is_ephemeral = |kind: Kind| matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential);
         let parent = parent_of(path);
         let mut path = path.to_owned();
@@ -150,7 +150,7 @@ impl TreeTransaction<'_> {
     }
 
     /// Sets a node's data, and returns the node's new version.
-    fn set(&mut self, path: &str, data: &[u8], version: Option<i32>) -> Result<i32, Failure> {
+    fn set_data(&mut self, path: &str, data: &[u8], version: Option<i32>) -> Result<i32, Failure> {
         let node = self.tree.get_mut(path).ok_or(Failure::NoNode)?;
         check_version(node, version)?;
         self.before.push((path.to_owned(), Some(node.clone())));
@@ -161,7 +161,7 @@ impl TreeTransaction<'_> {
         Ok(node.version)
     }
 
-    fn delete(&mut self, path: &str, version: Option<i32>) -> Result<(), Failure> {
+    fn delete_node(&mut self, path: &str, version: Option<i32>) -> Result<(), Failure> {
         check_version(self.tree.get(path).ok_or(Failure::NoNode)?, version)?;
         if !children_of(self.tree, path).is_empty() {
             return Err(Failure::NotEmpty);

@@ -91,7 +91,7 @@ impl DropSignal {
     pub(crate) fn stream_states_of(&self, holds: impl IntoIterator<Item = ObservedHold>) -> Changes {
         let holds: Arc<[ObservedHold]> = holds.into_iter().collect();
         let states = unfold(None, move |last| {
-            let next = next_state(Arc::clone(&holds), last);
+            let next = next_combined_state(Arc::clone(&holds), last);
             next.map(|next| next.map(|state| (state, Some(state))))
         });
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
@@ -103,7 +103,7 @@ impl DropSignal {
 
 /// Waits until the combined state of the holds is of another variant than `last`, and returns it. Returns `None` if a
 /// hold was released, or if `last` is a loss, which no state can follow.
-async fn next_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Option<HoldState> {
+async fn next_combined_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
     }
@@ -111,7 +111,7 @@ async fn next_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Opti
         // A hold that was released has no state.
         let states = holds.iter().map(|(node, _)| (!node.is_left()).then(|| node.hold_state()));
         let states = states.collect::<Option<Vec<HoldState>>>();
-        let state = states.and_then(|states| worst_of(states.into_iter()));
+        let state = states.and_then(|states| worst_state(states.into_iter()));
         let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));
         (state.is_none() || !is_as_before).then_some(state)
     };
@@ -122,7 +122,7 @@ async fn next_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Opti
 
 /// Combines the states of several holds. Returns the first loss in the list, or else the suspect state with the
 /// earliest `until`, or else `Held`. `None` for an empty list.
-pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
+pub(crate) fn worst_state(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),
         HoldState::Suspect { until } => (1, Some(*until)),

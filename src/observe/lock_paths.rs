@@ -53,7 +53,7 @@ impl LockPaths {
 
     /// Lists the permit nodes and the queue. Returns the names of the permit nodes first. A missing directory counts as
     /// empty.
-    pub(crate) async fn list_names(
+    pub(crate) async fn list_permits_and_queue(
         &self,
         session: &Arc<dyn Session>,
         is_synced: bool,
@@ -80,7 +80,7 @@ impl LockPaths {
         // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it
         // were left out, a held lock could seem to have waiters but no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
-            Some(node) => with_node_data(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+            Some(node) => member_with_node_data(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
         });
         Ok(members.collect())
@@ -97,7 +97,7 @@ impl LockPaths {
     ) -> Result<Queue, Failure> {
         let turns = turn::turns(dialect, queued);
         let named: Vec<Member> =
-            permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.as_member(it, turn))).collect();
+            permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.member_in_queue(it, turn))).collect();
         let read = |some| call::ask_until_answered(session, move || self.read_members(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
@@ -108,7 +108,7 @@ impl LockPaths {
 
     /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's
     /// queue such a contender still waits for permits.
-    fn as_member(&self, contender: &NodeName, turn: &Turn) -> Member {
+    fn member_in_queue(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_from_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
             true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
@@ -153,7 +153,7 @@ impl LockPaths {
         let (place, length) = turn::place_and_length(me, names);
         let ahead = turn::ahead_of(me, names);
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
-        let waiters = ahead_of_us.map(|it| self.as_member(&it, &turn::turn_for_display(&it, names)));
+        let waiters = ahead_of_us.map(|it| self.member_in_queue(&it, &turn::turn_for_display(&it, names)));
         let first = permit_holders(taken).chain(waiters).take(NAMED).collect();
         let blockers = Blockers { ahead: taken.len() + ahead.len(), first };
         Progress { path: Arc::clone(&self.path), place, length, blockers }
@@ -178,7 +178,11 @@ impl LockPaths {
     /// Returns how many permits the semaphore has in all, and whether `wanted` of them are free. If no number is set,
     /// the first value is `None`, and the second says whether no permit is taken. Returns `None` if a read fails, and
     /// for a lock.
-    pub(crate) async fn read_room(&self, session: &Arc<dyn Session>, wanted: u32) -> Option<(Option<u32>, bool)> {
+    pub(crate) async fn read_total_and_if_free(
+        &self,
+        session: &Arc<dyn Session>,
+        wanted: u32,
+    ) -> Option<(Option<u32>, bool)> {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::default_if_no_node).ok()?;
         let number = number.await.map(Some).or_else(retry::default_if_no_node).ok()?;
@@ -220,7 +224,7 @@ pub(crate) fn member_from_name(contender: &NodeName, turn: &Turn) -> Member {
 }
 
 /// Returns a copy of the member, with the data and the stat of its node added.
-fn with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
+fn member_with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits, is_candidate } = match NodeName::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::new(&contender, Some(data)),
         None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::parse(data) },
@@ -240,7 +244,7 @@ fn with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data, stat):
 }
 
 /// Returns blockers that consist only of `holder`, a holder in this process. `note` is the data of its node.
-pub(crate) fn blocked_by(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
+pub(crate) fn blockers_from_holder(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::new(holder, Some(note));
     let member =
         Member { host, pid, label, token: Some(token), is_own: true, ..member_from_name(holder, &Turn::Granted) };

@@ -19,24 +19,24 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// The user's function, which is called when the progress of the wait changes.
 #[derive(Clone)]
-pub(crate) struct Listener(Arc<Mutex<Box<Callback>>>);
+pub(crate) struct ProgressListener(Arc<Mutex<Box<Callback>>>);
 
 type Callback = dyn FnMut(&Progress) + Send;
 
-impl Listener {
-    pub(crate) fn new(callback: impl FnMut(&Progress) + Send + 'static) -> Listener {
-        Listener(Arc::new(Mutex::new(Box::new(callback))))
+impl ProgressListener {
+    pub(crate) fn new(callback: impl FnMut(&Progress) + Send + 'static) -> ProgressListener {
+        ProgressListener(Arc::new(Mutex::new(Box::new(callback))))
     }
 }
 
 /// The listener of one waiting acquisition, and the progress that it was last called with.
 pub(crate) struct WaitReporter {
-    listener: Listener,
+    listener: ProgressListener,
     reported: Option<Progress>,
 }
 
 impl WaitReporter {
-    pub(crate) fn new(listener: &Listener) -> WaitReporter {
+    pub(crate) fn new(listener: &ProgressListener) -> WaitReporter {
         WaitReporter { listener: listener.clone(), reported: None }
     }
 
@@ -46,7 +46,7 @@ impl WaitReporter {
     pub(crate) async fn report_changes(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
         let mut waits = next_listing(view, 0).await;
         loop {
-            self.read_and_report(&waits.session, paths, waits.me.dialect(), waits.seen.clone()).await;
+            self.report_if_changed(&waits.session, paths, waits.me.dialect(), waits.seen.clone()).await;
             waits = tokio::select! {
                 biased;
                 later = next_listing(view, waits.listings) => later,
@@ -57,7 +57,7 @@ impl WaitReporter {
 
     /// Calls the listener if `seen` differs from the progress of the last call in more than the length of the queue.
     /// Before the call, reads the nodes of the contenders that the waiter waits for.
-    async fn read_and_report(
+    async fn report_if_changed(
         &mut self,
         session: &Arc<dyn Session>,
         paths: &LockPaths,
@@ -69,11 +69,11 @@ impl WaitReporter {
             return;
         }
         let blockers = paths.read_blockers_in_time(session, dialect, seen.blockers).await;
-        self.report(Progress { blockers, ..seen });
+        self.report_progress(Progress { blockers, ..seen });
     }
 
     /// Calls the listener with this progress. Sends nothing.
-    pub(crate) fn report(&mut self, progress: Progress) {
+    pub(crate) fn report_progress(&mut self, progress: Progress) {
         self.listener.0.lock()(&progress);
         self.reported = Some(progress);
     }
@@ -85,7 +85,7 @@ impl WaitReporter {
             // An error of the listing is ignored, because the acquisition itself reports an error that lasts.
             if let Ok(names) = listing::list(session, &paths.queue).await {
                 let seen = paths.read_progress(session, &names, me).await;
-                self.read_and_report(session, paths, me.dialect(), seen).await;
+                self.report_if_changed(session, paths, me.dialect(), seen).await;
             }
         }
     }
@@ -101,4 +101,4 @@ impl WaitReporter {
     }
 }
 
-debug!(Listener as "Listener", |_it|);
+debug!(ProgressListener as "ProgressListener", |_it|);

@@ -25,7 +25,7 @@ pub(crate) struct QueueView {
 impl QueueView {
     /// Stores a listing of the queue. `seen` may have only the names of the nodes. If the last snapshot has the data of
     /// a contender's node, these data are kept.
-    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
+    pub(crate) fn record_listing(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
         let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());
         for read in known {

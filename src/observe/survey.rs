@@ -165,7 +165,7 @@ async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<
     let Some((data, _)) = none_unless_readable(read)? else { return Ok(None) };
     // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as
     // at any other node, and reports it in `unreadable`.
-    let Some((taken, queued)) = none_unless_readable(queue_paths.list_names(session, false).await)? else {
+    let Some((taken, queued)) = none_unless_readable(queue_paths.list_permits_and_queue(session, false).await)? else {
         return Ok(None);
     };
     let number = match permits::decode(&data) {

@@ -22,11 +22,11 @@ type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 /// little memory.
 #[derive(Default)]
 pub(crate) struct AcquireTrace {
-    spans: Option<Box<Spans>>,
+    spans: Option<Box<AcquireSpans>>,
     wait: GaugeGuard,
 }
 
-struct Spans {
+struct AcquireSpans {
     acquire: UserSpan,
     /// The caller's span, which is the parent of the hold's span.
     caller: UserSpan,
@@ -46,7 +46,7 @@ impl AcquireTrace {
             || debug_span!("acquire", path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
         );
         let spans = (!acquire.is_none())
-            .then(|| Box::new(Spans { acquire, caller: UserSpan::new(Span::current), began: Instant::now() }));
+            .then(|| Box::new(AcquireSpans { acquire, caller: UserSpan::new(Span::current), began: Instant::now() }));
         let waits = (!is_for_several).then(|| GaugeGuard::new(names::WAITING, Some(aim), Some(metrics)));
         let wait = waits.unwrap_or_default();
         AcquireTrace { spans, wait }
@@ -57,46 +57,46 @@ impl AcquireTrace {
         if span.is_none() { work } else { Box::pin(span.instrument(work)) }
     }
 
-    pub(crate) fn span(&self) -> UserSpan {
+    pub(crate) fn acquire_span(&self) -> UserSpan {
         self.spans.as_ref().map(|spans| spans.acquire.clone()).unwrap_or_default()
     }
 
     /// Records the token and the length of the wait, and begins the trace of the hold.
     pub(crate) fn begin_hold(&self, aim: Aim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
-        self.record("token", node.token());
-        self.wait.record_wait();
-        let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
+        self.record_span_field("token", node.token());
+        self.wait.record_acquire_wait();
+        let begin = |spans: &AcquireSpans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
         let span = self.spans.as_deref().map(begin).map(Box::new);
         HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some(aim), Some(node.path_label())), warning: None }
     }
 
     /// Sets a field of the acquisition's span, if it has one: for example, `sequence` once the node is created.
-    pub(crate) fn record(&self, field: &'static str, number: i64) {
+    pub(crate) fn record_span_field(&self, field: &'static str, number: i64) {
         if let Some(spans) = &self.spans {
-            spans.acquire.record(field, number);
+            spans.acquire.record_field(field, number);
         }
     }
 }
 
-impl Drop for Spans {
+impl Drop for AcquireSpans {
     fn drop(&mut self) {
-        self.acquire.record("waited", debug(self.began.elapsed()));
+        self.acquire.record_field("waited", debug(self.began.elapsed()));
     }
 }
 
 /// Counts a grant. `kind` says how the contender learned of its turn; `"kept"` is a use of a node that was granted
 /// before.
 pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
-    meter::count(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
+    meter::increment_counter(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
 }
 
 /// Logs that an acquisition failed. Also counts the failure if the error is [`Error::WouldBlock`] or
 /// [`Error::Timeout`].
-pub(crate) fn report_not_granted((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
+pub(crate) fn report_failed_acquire((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
     let mode = &[("mode", meter::mode_label(aim))];
     match error {
-        Error::WouldBlock { .. } => meter::count(names::WOULD_BLOCK, Some(metrics), mode),
-        Error::Timeout { .. } => meter::count(names::TIMEOUTS, Some(metrics), mode),
+        Error::WouldBlock { .. } => meter::increment_counter(names::WOULD_BLOCK, Some(metrics), mode),
+        Error::Timeout { .. } => meter::increment_counter(names::TIMEOUTS, Some(metrics), mode),
         _ => {}
     }
     emit!(DEBUG, path, mode = %aim, %error, "not granted");
@@ -121,7 +121,7 @@ struct HoldSpan {
 impl HoldTrace {
     /// Returns whether a span, a metric or a warning task depends on the end of the hold.
     pub(crate) fn has_end_to_record(&self) -> bool {
-        self.span.is_some() || self.gauge.is_some() || self.warning.is_some()
+        self.span.is_some() || self.gauge.is_raised() || self.warning.is_some()
     }
 
     /// Ends the trace of a write hold, and begins the trace of the read hold that follows a downgrade.
@@ -130,7 +130,7 @@ impl HoldTrace {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, node, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.span = self.span.as_deref().map(begin_read).map(Box::new);
-        self.gauge.change_to_read();
+        self.gauge.change_mode_to_read();
     }
 }
 
@@ -149,6 +149,6 @@ impl HoldSpan {
 
 impl Drop for HoldSpan {
     fn drop(&mut self) {
-        self.span.record("held", debug(self.began.elapsed()));
+        self.span.record_field("held", debug(self.began.elapsed()));
     }
 }

@@ -151,8 +151,9 @@ impl Guard for Work {
         Granting::new(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = Aim::Lock(Mode::Write);
-            check_once_options(&lock, period)
-                .inspect_err(|error| trace::report_not_granted((&config.directory, &config.path_label), aim, error))?;
+            check_once_options(&lock, period).inspect_err(|error| {
+                trace::report_failed_acquire((&config.directory, &config.path_label), aim, error)
+            })?;
             acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
     }
@@ -169,7 +170,7 @@ fn check_once_options(RwLock { config, cache }: &RwLock, period: Duration) -> Re
              wait until the node is given up; open the lock without keep",
         ));
     }
-    validation::check_directory(&metadata::record_path(&config.directory))
+    validation::check_lock_directory(&metadata::record_path(&config.directory))
 }
 
 /// Returns the guard if the work is due. Otherwise drops the guard, and returns the record. Fails if the record cannot

@@ -154,7 +154,7 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
     if !store.has_no_nodes() {
-        meter::count(names::HEARTBEATS, None, &[]);
+        meter::increment_counter(names::HEARTBEATS, None, &[]);
     }
     let soon = live.timeout() / 20;
     let touched = lease.now();

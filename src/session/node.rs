@@ -155,7 +155,7 @@ impl Node {
         let unreported = locked.state.take_unreported_loss();
         drop(locked);
         if let Some((node, cause)) = unreported {
-            meter::count(names::LOSSES, Some(&self.path_label), &[("cause", cause.label())]);
+            meter::increment_counter(names::LOSSES, Some(&self.path_label), &[("cause", cause.label())]);
             emit!(WARN, node, %cause, "a lock was lost while it was held");
         }
         answer

@@ -272,7 +272,7 @@ pub(crate) async fn leave_server(session: &Arc<dyn Session>, connection: u64, pa
     let left = async move {
         let left = on.leave_server(connection, &node).await;
         if matches!(left, Ok(true) | Err(Failure::Diverged { .. })) {
-            meter::count(names::DISAGREEMENTS, None, &[]);
+            meter::increment_counter(names::DISAGREEMENTS, None, &[]);
         }
         if left? {
             emit!(

@@ -109,7 +109,7 @@ const LATE_REMOVALS_MAX: usize = 128;
 impl SessionStore {
     /// Returns the store of a session with this lease.
     pub fn new(lease: Lease) -> SessionStore {
-        meter::count(names::SESSIONS_BEGUN, None, &[]);
+        meter::increment_counter(names::SESSIONS_BEGUN, None, &[]);
         SessionStore {
             lease: Arc::new(lease),
             record: Mutex::default(),
@@ -200,7 +200,7 @@ impl SessionStore {
     pub(crate) fn record_end(&self, why: Ending) {
         let lost = self.lease.lost_since();
         if self.lease.end(why) {
-            meter::count(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
+            meter::increment_counter(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
             lost.filter(|_| why != Ending::Closed)
                 .iter()
                 .for_each(|lost| meter::record_connection_break(lost.elapsed()));

@@ -91,7 +91,7 @@ impl<F: Future> Future for CatchPanic<F> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
         // The user may set a `tracing` subscriber at any time. So before each poll, this call keeps the events of other
         // crates on this thread away from the subscriber.
-        log::silence_this_thread();
+        log::silence_other_crates();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
     }

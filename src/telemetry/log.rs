@@ -57,7 +57,7 @@ pub(crate) fn mark_sessions_begun() {
 /// `tracing` asks a subscriber only once whether it wants the events of a callsite, on the thread that reaches the
 /// callsite first. If that thread is silenced, the answer may be no for the whole process. So on a library thread this
 /// library makes no span, and leaves its own events to the log thread.
-pub(crate) fn silence_this_thread() {
+pub(crate) fn silence_other_crates() {
     let silence = || {
         let has_subscriber = LevelFilter::current() != LevelFilter::OFF;
         has_subscriber.then(|| dispatcher::set_default(&Dispatch::none()))
@@ -140,7 +140,7 @@ pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) 
     if is_library_thread() {
         queue_event(|| {
             let inside = INSIDE.with_borrow(Clone::clone);
-            move || inside.emit(emit)
+            move || inside.emit_inside(emit)
         });
     } else if !is_for_log_thread(level) {
         let _panicked = catch_panic(emit);
@@ -151,7 +151,7 @@ pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) 
     } else {
         queue_event(|| {
             let (subscriber, inside) = (dispatcher::get_default(Dispatch::clone), UserSpan::new(Span::current));
-            move || dispatcher::with_default(&subscriber, || inside.emit(emit))
+            move || dispatcher::with_default(&subscriber, || inside.emit_inside(emit))
         });
     }
 }
@@ -161,7 +161,7 @@ pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) 
 fn queue_event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     if LOG_THREAD.pending_count() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
-        meter::count(names::EVENTS_DROPPED, None, &[]);
+        meter::increment_counter(names::EVENTS_DROPPED, None, &[]);
         return;
     }
     let emit = make();
@@ -183,7 +183,7 @@ struct SpanHandle(Span);
 
 impl UserSpan {
     /// Makes a span. Returns no span on a library thread, which must not be the first that makes this span, as
-    /// [`silence_this_thread`] explains. Also returns none if the subscriber does not want the span, or panics.
+    /// [`silence_other_crates`] explains. Also returns none if the subscriber does not want the span, or panics.
     pub(crate) fn new(make: impl FnOnce() -> Span) -> UserSpan {
         if is_library_thread() {
             return UserSpan::default();
@@ -200,7 +200,7 @@ impl UserSpan {
         self.0.as_ref()?.0.id()
     }
 
-    pub(crate) fn record(&self, field: &'static str, value: impl Value + Send + 'static) {
+    pub(crate) fn record_field(&self, field: &'static str, value: impl Value + Send + 'static) {
         let Some(own) = self.0.clone() else { return };
         if is_library_thread() {
             LOG_THREAD.enqueue(move || _ = own.0.record(field, value));
@@ -210,7 +210,7 @@ impl UserSpan {
     }
 
     /// Runs `work` in this span, so that the events that the library emits during the work belong to the span.
-    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn run_inside<T>(&self, work: impl FnOnce() -> T) -> T {
         if is_library_thread() {
             let before = INSIDE.replace(self.clone());
             let result = work();
@@ -225,9 +225,9 @@ impl UserSpan {
     }
 
     /// Calls `emit` in this span, with the subscriber of the span. If there is no span, only calls `emit`.
-    fn emit(&self, emit: impl FnOnce()) {
+    fn emit_inside(&self, emit: impl FnOnce()) {
         match self.0.as_ref().and_then(|own| own.0.with_subscriber(|(_, subscriber)| subscriber.clone())) {
-            Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(emit)),
+            Some(subscriber) => dispatcher::with_default(&subscriber, || self.run_inside(emit)),
             None => emit(),
         }
     }
@@ -275,7 +275,7 @@ impl<F: Future + Unpin> Future for Instrumented<F> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let Instrumented { span, work } = self.get_mut();
         match work {
-            Some(work) => span.inside(|| Pin::new(work).poll(context)),
+            Some(work) => span.run_inside(|| Pin::new(work).poll(context)),
             None => Poll::Pending,
         }
     }
@@ -284,7 +284,7 @@ impl<F: Future + Unpin> Future for Instrumented<F> {
 impl<F> Drop for Instrumented<F> {
     fn drop(&mut self) {
         let work = self.work.take();
-        self.span.inside(|| drop(work));
+        self.span.run_inside(|| drop(work));
     }
 }
 

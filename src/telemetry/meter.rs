@@ -33,7 +33,7 @@ impl PathLabel {
         let label = Arc::new(PathLabel { value: chosen.unwrap_or_else(|| Arc::clone(path)), is_everywhere });
         #[cfg(feature = "metrics")]
         if is_everywhere {
-            metrics::start_at_zero(
+            metrics::create_zero_counters(
                 metrics::LOSS_CAUSES.map(|cause| metric_key(names::LOSSES, Some(&label), &[("cause", cause)])),
             );
         }
@@ -70,11 +70,11 @@ impl GaugeGuard {
     pub(crate) fn new(gauge: &'static str, aim: Option<Aim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
-            Some(RaisedGauge::begin(gauge, aim, path.cloned())),
+            Some(RaisedGauge::raise(gauge, aim, path.cloned())),
         )
     }
 
-    pub(crate) fn is_some(&self) -> bool {
+    pub(crate) fn is_raised(&self) -> bool {
         #[cfg(feature = "metrics")]
         return self.0.is_some();
         #[cfg(not(feature = "metrics"))]
@@ -83,13 +83,13 @@ impl GaugeGuard {
 
     /// Records how long this guard has existed as the time for which the acquisition waited. Called when the lock is
     /// granted.
-    pub(crate) fn record_wait(&self) {
+    pub(crate) fn record_acquire_wait(&self) {
         #[cfg(feature = "metrics")]
-        self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
+        self.0.iter().for_each(|raised| raised.record_elapsed(names::ACQUIRE_WAIT_SECONDS));
     }
 
     /// After a downgrade: counts the hold in mode `read` instead of mode `write`.
-    pub(crate) fn change_to_read(&mut self) {
+    pub(crate) fn change_mode_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some(path) = self.0.as_ref().and_then(|held| held.path.clone()) {
             *self = GaugeGuard::new(names::HOLDING, Some(Aim::Lock(Mode::Read)), Some(&path));
@@ -99,7 +99,7 @@ impl GaugeGuard {
 
 #[cfg(feature = "metrics")]
 impl RaisedGauge {
-    fn begin(gauge: &'static str, aim: Option<Aim>, path: Option<Arc<PathLabel>>) -> RaisedGauge {
+    fn raise(gauge: &'static str, aim: Option<Aim>, path: Option<Arc<PathLabel>>) -> RaisedGauge {
         let raised = RaisedGauge { gauge, aim, path, began: Instant::now() };
         metrics::add_to_gauge(raised.key(gauge), 1);
         raised
@@ -110,8 +110,8 @@ impl RaisedGauge {
         metric_key(name, self.path.as_deref(), mode.as_slice())
     }
 
-    fn measure(&self, histogram: &'static str) {
-        metrics::measure(self.key(histogram), self.began.elapsed().as_secs_f64());
+    fn record_elapsed(&self, histogram: &'static str) {
+        metrics::record_measurement(self.key(histogram), self.began.elapsed().as_secs_f64());
     }
 }
 
@@ -120,7 +120,7 @@ impl Drop for GaugeGuard {
         #[cfg(feature = "metrics")]
         if let Some(raised) = &self.0 {
             if raised.gauge == names::HOLDING {
-                raised.measure(names::HOLD_SECONDS);
+                raised.record_elapsed(names::HOLD_SECONDS);
             }
             metrics::add_to_gauge(raised.key(raised.gauge), -1);
         }
@@ -128,22 +128,25 @@ impl Drop for GaugeGuard {
 }
 
 /// Adds one to a counter. `path` is the label of the lock that the counter is about, if it is about a lock.
-pub(crate) fn count(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) {
+pub(crate) fn increment_counter(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
-    metrics::count(metric_key(name, path, labels));
+    metrics::increment_counter(metric_key(name, path, labels));
 }
 
 /// Records for how long a session's connection was lost.
 pub(crate) fn record_connection_break(length: Duration) {
     #[cfg(feature = "metrics")]
-    metrics::measure(metric_key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
+    metrics::record_measurement(metric_key(names::CONNECTION_BREAK_SECONDS, None, &[]), length.as_secs_f64());
 }
 
 /// Records the number of other nodes in the directory at a contender's first listing. Nodes that are not contenders
 /// count, too.
 pub(crate) fn record_queue_length(aim: Aim, path: &PathLabel, others: usize) {
     #[cfg(feature = "metrics")]
-    metrics::measure(metric_key(names::QUEUE_LENGTH, Some(path), &[("mode", mode_label(aim))]), others as f64);
+    metrics::record_measurement(
+        metric_key(names::QUEUE_LENGTH, Some(path), &[("mode", mode_label(aim))]),
+        others as f64,
+    );
 }
 
 /// Returns the value of the label `mode`.

@@ -80,8 +80,8 @@ pub fn describe() {
     );
     describe_counter!(DISAGREEMENTS, Unit::Count, "Servers found to disagree with the leader");
     describe_counter!(EVENTS_DROPPED, Unit::Count, "Log events dropped because the subscriber fell behind");
-    start_at_zero(LOSS_CAUSES.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
-    start_at_zero([DISAGREEMENTS, EVENTS_DROPPED].map(Key::from_static_name));
+    create_zero_counters(LOSS_CAUSES.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
+    create_zero_counters([DISAGREEMENTS, EVENTS_DROPPED].map(Key::from_static_name));
     update_pending(|pending| pending.changes.gauges.extend(pending.gauges.clone()));
 }
 
@@ -90,7 +90,7 @@ pub(super) const LOSS_CAUSES: [&str; 5] = ["session-over", "lease-ran-out", "hel
 
 /// Creates these counters with the value zero. If a counter starts at one, Prometheus' `increase()` misses the first
 /// step.
-pub(super) fn start_at_zero(counters: impl IntoIterator<Item = Key>) {
+pub(super) fn create_zero_counters(counters: impl IntoIterator<Item = Key>) {
     update_pending(|pending| counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default()));
 }
 
@@ -102,7 +102,7 @@ const MEASUREMENTS: usize = 100_000;
 
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
 
-static PENDING: Mutex<Pending> = Mutex::new(Pending {
+static PENDING: Mutex<PendingMetrics> = Mutex::new(PendingMetrics {
     changes: MetricChanges { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
     gauges: BTreeMap::new(),
     is_collecting: false,
@@ -110,7 +110,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending {
 
 static METRICS_THREAD: UserThread = UserThread::new("zk-rwlock-metrics");
 
-struct Pending {
+struct PendingMetrics {
     changes: MetricChanges,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
@@ -127,13 +127,13 @@ struct MetricChanges {
 }
 
 impl MetricChanges {
-    fn measure(&mut self, key: Key, value: f64) {
+    fn add_measurement(&mut self, key: Key, value: f64) {
         if self.measured.len() < MEASUREMENTS {
             self.measured.push((key, value));
         }
     }
 
-    fn report(self) {
+    fn report_to_recorder(self) {
         for (key, by) in self.counts {
             call_recorder(|recorder| recorder.register_counter(&key, &METADATA).increment(by));
         }
@@ -151,12 +151,12 @@ fn call_recorder(report: impl FnOnce(&dyn Recorder)) {
     let _panicked = catch_panic(|| metrics::with_recorder(report));
 }
 
-pub(super) fn count(key: Key) {
+pub(super) fn increment_counter(key: Key) {
     update_pending(|pending| *pending.changes.counts.entry(key).or_default() += 1);
 }
 
-pub(super) fn measure(key: Key, value: f64) {
-    update_pending(|pending| pending.changes.measure(key, value));
+pub(super) fn record_measurement(key: Key, value: f64) {
+    update_pending(|pending| pending.changes.add_measurement(key, value));
 }
 
 /// Adds `by` to a gauge. The recorder is told the new value and not the change, because it may have been installed
@@ -182,7 +182,7 @@ pub fn flush() {
     METRICS_THREAD.flush(Duration::MAX);
 }
 
-fn update_pending(what: impl FnOnce(&mut Pending)) {
+fn update_pending(what: impl FnOnce(&mut PendingMetrics)) {
     let mut pending = PENDING.lock();
     what(&mut pending);
     // If the thread cannot be started, the changes stay recorded, and the next call tries to start the thread again.
@@ -195,7 +195,7 @@ fn collect_and_report() {
     pending.is_collecting = false;
     let changes = std::mem::take(&mut pending.changes);
     drop(pending);
-    changes.report();
+    changes.report_to_recorder();
 }
 
 #[cfg(all(test, not(shuttle)))]
@@ -206,7 +206,7 @@ mod tests {
     fn measurements_beyond_100_000_are_dropped() {
         let mut changes = MetricChanges::default();
         for number in 0..100_010 {
-            changes.measure(Key::from_static_name("a_histogram_of_a_test"), f64::from(number));
+            changes.add_measurement(Key::from_static_name("a_histogram_of_a_test"), f64::from(number));
         }
         assert_eq!(changes.measured.len(), 100_000);
         assert_eq!(changes.measured.last().map(|(_, value)| *value), Some(99_999.0), "later ones are dropped");
@@ -216,7 +216,7 @@ mod tests {
     fn one_wake_up_takes_a_thousand_counts() {
         static NAME: &str = "a_counter_of_a_test";
         for _ in 0..1_000 {
-            count(Key::from_static_name(NAME));
+            increment_counter(Key::from_static_name(NAME));
         }
         // The thread has one piece of work for these counts, and perhaps another one for counts of other tests.
         assert!(METRICS_THREAD.pending_count() <= 2);

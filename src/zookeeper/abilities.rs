@@ -29,7 +29,7 @@ impl ClickHouseMark {
     /// server's configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine
     /// and the start of the server (`SessionTrackerImpl`). So ZooKeeper gives an id in this range only if a server with
     /// the id 0 starts within 4.1 s after its machine.
-    pub(crate) fn learn_from_session_id(&self, session: i64) {
+    pub(crate) fn mark_by_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse();
         }
@@ -105,7 +105,7 @@ impl ServerFeature {
 
     /// Maps an error in the answer to a failure. If the error says that the servers lack this feature, this session
     /// does without it from now on. The failure is then `Unknown`, so that the caller sends the request again.
-    pub(crate) fn learn_from_answer<T>(
+    pub(crate) fn record_if_unimplemented<T>(
         &self,
         answer: Result<T, zk::Error>,
         failure: impl FnOnce(zk::Error) -> Failure,
@@ -129,7 +129,7 @@ mod tests {
 
     fn of_session(session: i64) -> ServerFeatures {
         let keeper = Arc::new(ClickHouseMark::default());
-        keeper.learn_from_session_id(session);
+        keeper.mark_by_session_id(session);
         ServerFeatures::of_session(session, keeper)
     }
 
@@ -159,7 +159,7 @@ mod tests {
     fn a_lacking_feature_is_an_unknown_outcome() {
         let features = of_session(1 << 40);
         let known = |answer: Result<(), zk::Error>| {
-            features.containers.learn_from_answer(answer, |error| Failure::Refused(error.to_string()))
+            features.containers.record_if_unimplemented(answer, |error| Failure::Refused(error.to_string()))
         };
         assert!(matches!(known(Err(zk::Error::Unimplemented)), Err(Failure::Unknown(_))));
         assert!(!features.has_containers() && features.has_multi_read());

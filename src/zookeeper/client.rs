@@ -24,7 +24,7 @@ use crate::zookeeper::connect::{ReconnectSchedule, new_session};
 use crate::zookeeper::connections::ConnectConfig;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
-use crate::zookeeper::servers::Servers;
+use crate::zookeeper::servers::ConnectString;
 use crate::zookeeper::session::ZooKeeperSession;
 
 /// A client of a ZooKeeper ensemble.
@@ -48,10 +48,10 @@ use crate::zookeeper::session::ZooKeeperSession;
 /// ```
 #[derive(Clone)]
 pub struct ZooKeeper {
-    ensemble: Arc<Sessions>,
+    ensemble: Arc<ClientSessions>,
 }
 
-struct Sessions {
+struct ClientSessions {
     config: ConnectConfig,
     background: Arc<BackgroundThread>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
@@ -155,7 +155,7 @@ impl ZooKeeperBuilder {
     /// start its thread.
     pub async fn connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         self.check()?;
-        let servers = Servers::parse(servers.as_ref())?;
+        let servers = ConnectString::parse(servers.as_ref())?;
         self.check_encryption(&servers)?;
         if is_forked() {
             return Err(Error::Closed(Ending::Forked));
@@ -165,7 +165,7 @@ impl ZooKeeperBuilder {
             path: servers.as_str().to_owned(),
             reason: error.to_string(),
         })?;
-        let ensemble = Sessions {
+        let ensemble = ClientSessions {
             config: ConnectConfig { servers: servers.clone(), options: self },
             background,
             sessions: Mutex::new(Vec::new()),
@@ -174,7 +174,7 @@ impl ZooKeeperBuilder {
             closed: watch::Sender::new(false),
             outage: Arc::default(),
         };
-        let opened = ensemble.connect().await.and_then(|session| ensemble.add_session(session, 0));
+        let opened = ensemble.open_session().await.and_then(|session| ensemble.add_session(session, 0));
         opened.map_err(|failure| match failure {
             Failure::Refused(problem) => Error::invalid(format!("servers {}: {problem}", quoted(servers.as_str()))),
             failure => Error::from_failure(failure, "connect to", servers.as_str()),
@@ -190,7 +190,7 @@ impl Coordinator for ZooKeeper {
             if let Some(ending) = self.ensemble.why_closed() {
                 return Err(Failure::Over(ending));
             }
-            let session_slot = match self.ensemble.reuse_or_begin_opening(own_bytes) {
+            let session_slot = match self.ensemble.reserve_or_begin_opening(own_bytes) {
                 Ok(session_slot) => session_slot,
                 Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
                     Ok(Some(Err(failure))) => return Err(failure.clone()),
@@ -216,7 +216,7 @@ impl Coordinator for ZooKeeper {
         self.ensemble.closed.send_replace(true);
         let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
-            session.connections.end(Ending::Closed);
+            session.connections.end_session(Ending::Closed);
         }
         let confirmed = sessions.iter().map(|session| async move {
             let mut follower = session.follower.clone();
@@ -257,14 +257,14 @@ impl fmt::Debug for ZooKeeper {
     }
 }
 
-impl Drop for Sessions {
+impl Drop for ClientSessions {
     /// Drops the sessions, and waits until the servers have ended those that are connected. Then waits for the log
     /// subscriber. Both waits together take at most 250 ms. Without the first wait, a program that ends right after its
     /// last guard would leave the lock taken for a whole session timeout. A thread of the library does not wait, and a
     /// forked process does nothing.
     ///
-    /// Each guard has a reference to these `Sessions`. So when this drop runs, only background removals of nodes still
-    /// use a session. The session is closed after its last removal.
+    /// Each guard has a reference to these `ClientSessions`. So when this drop runs, only background removals of nodes
+    /// still use a session. The session is closed after its last removal.
     fn drop(&mut self) {
         if is_forked() {
             // The sessions belong to the parent process. They are not dropped, because a thread of the parent may have
@@ -290,7 +290,7 @@ impl Drop for Sessions {
     }
 }
 
-impl Sessions {
+impl ClientSessions {
     /// Returns why no session may be used: the client was closed, or this process is a forked child, whose sessions
     /// belong to its parent. `None` if sessions may be used.
     fn why_closed(&self) -> Option<Ending> {
@@ -301,7 +301,7 @@ impl Sessions {
     /// Returns a slot on the oldest live session that has room, and marks that session as used. Also drops each session
     /// that is over, and each unused one except the oldest live session. Reports to [`Outage`] the end of the oldest
     /// session that is over.
-    fn reuse_session(&self, own_bytes: usize) -> Option<SessionSlot> {
+    fn reserve_on_live_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
         let session_slot = sessions.iter().find_map(|session| {
@@ -337,13 +337,13 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let probes = self.outage.start_probe(&self.config, &self.background);
+        let probes = self.outage.start_probe_if_due(&self.config, &self.background);
         if probes && !is_alive {
             // Opens a session, because a program may wait for `Connected` before its next acquisition.
-            let _slot_or_opening = self.reuse_or_begin_opening(0);
+            let _slot_or_opening = self.reserve_or_begin_opening(0);
         }
         let since = lost.or_else(|| self.outage.lost_at()).unwrap_or_else(Instant::now);
-        ConnectionState::Connecting { since, why: self.outage.why(since) }
+        ConnectionState::Connecting { since, why: self.outage.message_since(since) }
     }
 
     /// Returns a slot on a session, or else the outcome of an attempt to open one, which the caller may await. Begins
@@ -351,11 +351,11 @@ impl Sessions {
     ///
     /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and any
     /// number of callers that are dropped leave only one attempt behind.
-    fn reuse_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningOutcome> {
+    fn reserve_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningOutcome> {
         let mut opening = self.opening.lock();
         // A successful attempt adds its session before it clears `opening`, which is locked here. So if `opening` is
         // `None`, that session is already in the list.
-        if let Some(session_slot) = self.reuse_session(own_bytes) {
+        if let Some(session_slot) = self.reserve_on_live_session(own_bytes) {
             return Ok(session_slot);
         }
         // If the sender of the outcome is gone, the task of the attempt has ended without an outcome, and this call
@@ -365,7 +365,7 @@ impl Sessions {
         }
         let (end, opened) = watch::channel(None);
         *opening = Some(opened.clone());
-        let (connecting, ensemble, closed) = (self.connect(), Arc::downgrade(self), self.until_closed());
+        let (connecting, ensemble, closed) = (self.open_session(), Arc::downgrade(self), self.until_closed());
         self.background.spawn(async move {
             let connected = tokio::select! {
                 biased;
@@ -395,7 +395,7 @@ impl Sessions {
     /// called, and the caller's runtime may be blocked or end.
     ///
     /// Dropping the returned future gives up the attempt.
-    fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
+    fn open_session(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (config, background) = (self.config.clone(), Arc::clone(&self.background));
         let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect_schedule());
         let attempt = new_session(config, background, keeper, reconnect);
@@ -417,7 +417,7 @@ impl Sessions {
         let mut sessions = self.sessions.lock();
         if *self.closed.borrow() {
             drop(sessions);
-            session.connections.end(Ending::Closed);
+            session.connections.end_session(Ending::Closed);
             return Err(Failure::Over(Ending::Closed));
         }
         sessions.push(session);

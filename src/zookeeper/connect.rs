@@ -13,9 +13,9 @@ use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::ClickHouseMark;
-use crate::zookeeper::connection::{Failed, Target, reconnect_jitter};
+use crate::zookeeper::connection::{AttemptFailure, ConnectTarget, reconnect_jitter};
 use crate::zookeeper::connections::{ConnectConfig, ServerFinder};
-use crate::zookeeper::link::Link;
+use crate::zookeeper::link::OpenedConnection;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::probe_for_reason;
 use crate::zookeeper::session::ZooKeeperSession;
@@ -54,7 +54,7 @@ impl ReconnectSchedule {
     /// Returns a random pause between two rounds of attempts.
     fn next_pause(self, now: Moment, options: &ZooKeeperBuilder) -> Duration {
         let away = now.saturating_sub(self.answered);
-        reconnect_jitter(away, options.session_timeout.min(options.open_limit()), random())
+        reconnect_jitter(away, options.session_timeout.min(options.opening_time_limit()), random())
     }
 }
 
@@ -64,18 +64,18 @@ impl ReconnectSchedule {
 ///
 /// If the session replaces a `lost` one, a random pause follows each failed round of attempts, so that not all clients
 /// of an ensemble come back within a second.
-async fn open(
+async fn open_or_resume_session(
     finder: &mut ServerFinder,
     lost: Option<ReconnectSchedule>,
     session: Option<(&zk::SessionInfo, Duration)>,
-) -> Result<(Link, Target, Moment), zk::Error> {
-    finder.look_up_all();
+) -> Result<(OpenedConnection, ConnectTarget, Moment), zk::Error> {
+    finder.begin_all_lookups();
     loop {
-        let (target, limit, started, opened) = finder.attempt(session).await;
+        let (target, limit, started, opened) = finder.make_next_attempt(session).await;
         let why = match opened {
-            Some(Ok(link)) => return Ok((link, target, started)),
-            None => Failed::Silent,
-            Some(Err(zk::Error::NoHosts | zk::Error::Timeout | zk::Error::SessionExpired)) => Failed::Refused,
+            Some(Ok(connection)) => return Ok((connection, target, started)),
+            None => AttemptFailure::Silent,
+            Some(Err(zk::Error::NoHosts | zk::Error::Timeout | zk::Error::SessionExpired)) => AttemptFailure::Refused,
             Some(Err(error)) => return Err(error),
         };
         let server = finder.config.address_text(target);
@@ -83,7 +83,7 @@ async fn open(
         finder.record_failure(target, why);
         if let Some(lost) = lost.filter(|_| finder.attempts.is_round_over()) {
             sleep(lost.next_pause(since_boot(), &finder.config.options)).await;
-            finder.attempts.rested();
+            finder.attempts.record_pause();
         }
     }
 }
@@ -97,15 +97,15 @@ async fn open_with_granted_timeout(
     finder: &mut ServerFinder,
     lost: Option<ReconnectSchedule>,
     bound: Duration,
-) -> Result<(Link, Target, Moment), zk::Error> {
+) -> Result<(OpenedConnection, ConnectTarget, Moment), zk::Error> {
     if let Some(lost) = lost {
         sleep(lost.first_pause(since_boot(), bound)).await;
     }
-    let (mut link, mut target, started) = open(finder, lost, None).await?;
+    let (mut connection, mut target, started) = open_or_resume_session(finder, lost, None).await?;
     loop {
-        let (requested, timeout) = (finder.config.options.session_timeout, link.client.session_timeout());
+        let (requested, timeout) = (finder.config.options.session_timeout, connection.client.session_timeout());
         if timeout >= requested || timeout < SHORTEST_TIMEOUT {
-            return Ok((link, target, started));
+            return Ok((connection, target, started));
         }
         emit!(
             WARN,
@@ -115,9 +115,9 @@ async fn open_with_granted_timeout(
         );
         let ConnectConfig { servers, options } = finder.config.clone();
         *finder = ServerFinder::new(ConnectConfig { servers, options: options.with_granted_timeout(timeout) });
-        let session = link.client.session().clone();
-        drop(link);
-        (link, target, _) = open(finder, lost, Some((&session, timeout))).await?;
+        let session = connection.client.session().clone();
+        drop(connection);
+        (connection, target, _) = open_or_resume_session(finder, lost, Some((&session, timeout))).await?;
     }
 }
 
@@ -130,10 +130,10 @@ pub(super) async fn new_session(
     keeper: Arc<ClickHouseMark>,
     lost: Option<ReconnectSchedule>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let (servers, bound) = (config.servers.as_str(), config.options.open_limit());
+    let (servers, bound) = (config.servers.as_str(), config.options.opening_time_limit());
     let mut finder = ServerFinder::new(config.clone());
     let opened = open_with_granted_timeout(&mut finder, lost, bound);
-    let (link, target, started) = tokio::select! {
+    let (connection, target, started) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers))?,
         why = wait_and_find_reason(&config, bound) => {
@@ -141,16 +141,16 @@ pub(super) async fn new_session(
             return Err(Failure::Unreachable(format!("no session with {servers} within {waited}: {why}")));
         }
     };
-    if link.client.session_timeout() < SHORTEST_TIMEOUT {
-        let (granted, least) = (link.client.session_timeout(), SHORTEST_TIMEOUT);
+    if connection.client.session_timeout() < SHORTEST_TIMEOUT {
+        let (granted, least) = (connection.client.session_timeout(), SHORTEST_TIMEOUT);
         return Err(Failure::Unreachable(format!(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
     let server = config.address_text(target);
     let options = finder.config.options.clone();
-    let session = ZooKeeperSession::new((link, target), finder, &background, started, keeper)?;
-    let (timeout, rides_out) = (session.lease().timeout(), options.survivable_break(session.lease()));
+    let session = ZooKeeperSession::new((connection, target), finder, &background, started, keeper)?;
+    let (timeout, rides_out) = (session.lease().timeout(), options.longest_survivable_break(session.lease()));
     emit!(
         INFO,
         server,
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::session::store::SessionStore;
     use crate::sync::atomic::{AtomicU64, Ordering};
-    use crate::zookeeper::servers::Servers;
+    use crate::zookeeper::servers::ConnectString;
 
     #[test]
     fn only_a_lost_sessions_successor_pauses_at_random() {
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn the_reason_is_reported_at_the_limit_and_not_before() {
-        let servers = Servers::parse("127.0.0.1:1").unwrap();
+        let servers = ConnectString::parse("127.0.0.1:1").unwrap();
         let config = ConnectConfig { servers, options: ZooKeeperBuilder::new() };
         let (began, limit) = (std::time::Instant::now(), Duration::from_millis(50));
         let why = pollster::block_on(wait_and_find_reason(&config, limit));

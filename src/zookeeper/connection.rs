@@ -95,7 +95,7 @@ const GRAINS: u64 = 1 << 20;
 
 /// One address of a server. If `address` is `None`, the client crate gets the server's name, and looks it up itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
+pub struct ConnectTarget {
     /// The position of the server in the connect string.
     pub server: usize,
     /// The looked-up address, or `None` for the name.
@@ -104,16 +104,16 @@ pub struct Target {
 
 /// What the client does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum ConnectStep {
     /// Try this address, for at most this long.
-    Attempt(Target, Duration),
+    Attempt(ConnectTarget, Duration),
     /// Wait for this long, or until a look-up ends. Without a known address, the pause has no end.
     Pause(Duration),
 }
 
 /// Why an attempt has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failed {
+pub enum AttemptFailure {
     /// No answer came in time.
     Silent,
     /// The server has refused or closed the connection, or gave no session.
@@ -136,7 +136,7 @@ pub struct Attempts {
     /// When the last attempt began. `None` before the first attempt, and after a pause between two rounds.
     last: Option<Moment>,
     /// The address to which the client goes back, because the session may have been stolen from the connection there.
-    stolen: Option<Target>,
+    stolen: Option<ConnectTarget>,
     /// Until when a server may still read the handshake of an abandoned attempt, and so steal the session.
     may_steal_until: Moment,
     /// Until when the limits of attempts do not grow. The lease of the lost connection may last until then, and during
@@ -146,7 +146,7 @@ pub struct Attempts {
 
 #[derive(Clone, Debug, Default)]
 struct KnownAddress {
-    target: Target,
+    target: ConnectTarget,
     limit: Duration,
     is_silent: bool,
     has_failed: bool,
@@ -173,10 +173,15 @@ impl Attempts {
 
     /// Records the addresses that a look-up of this server has found. The server's other addresses are forgotten.
     /// `random` decides the place of a new address in the order of attempts.
-    pub fn learn(&mut self, server: usize, addresses: &[Option<SocketAddr>], mut random: impl FnMut() -> u64) {
+    pub fn record_addresses(
+        &mut self,
+        server: usize,
+        addresses: &[Option<SocketAddr>],
+        mut random: impl FnMut() -> u64,
+    ) {
         self.known.retain(|it| it.target.server != server || addresses.contains(&it.target.address));
         for address in addresses {
-            let target = Target { server, address: *address };
+            let target = ConnectTarget { server, address: *address };
             match self.known.iter_mut().find(|it| it.target == target) {
                 Some(known) => known.is_fresh = true,
                 None => {
@@ -188,16 +193,16 @@ impl Attempts {
     }
 
     /// Returns what comes next at this moment. If an attempt comes next, the caller reports its failure by
-    /// [`Attempts::failed`], or a connection that is ready by [`Attempts::ready`].
-    pub fn next(&mut self, now: Moment) -> Next {
-        let stolen = self.stolen.take().and_then(|target| self.find(target));
+    /// [`Attempts::record_failure`], or a connection that is ready by [`Attempts::record_ready`].
+    pub fn next_step(&mut self, now: Moment) -> ConnectStep {
+        let stolen = self.stolen.take().and_then(|target| self.find_address(target));
         if let Some(known) = stolen {
-            let next = Next::Attempt(known.target, known.limit);
+            let next = ConnectStep::Attempt(known.target, known.limit);
             self.last = Some(now);
             return next;
         }
-        let Some(first) = (0..self.known.len()).min_by(|a, b| self.compare(*a, *b, now)) else {
-            return Next::Pause(Duration::MAX);
+        let Some(first) = (0..self.known.len()).min_by(|a, b| self.compare_priority(*a, *b, now)) else {
+            return ConnectStep::Pause(Duration::MAX);
         };
         let is_again = self.known[first].tried == self.round;
         // An attempt may also have to wait if as many attempts have begun as addresses are known. Otherwise a name that
@@ -205,17 +210,17 @@ impl Attempts {
         let is_paced = is_again || self.begun >= self.known.len();
         let due = self.last.filter(|_| is_paced).map(|last| last + self.session_timeout / MOST_ATTEMPTS);
         if let Some(pause) = due.and_then(|due| due.checked_sub(now)).filter(|pause| !pause.is_zero()) {
-            return Next::Pause(pause);
+            return ConnectStep::Pause(pause);
         }
         self.round += u64::from(is_again);
         self.begun += 1;
         let known = &mut self.known[first];
         (known.tried, self.last) = (self.round, Some(now));
-        Next::Attempt(known.target, known.limit)
+        ConnectStep::Attempt(known.target, known.limit)
     }
 
     /// Records that the client has paused between two rounds. The attempts of the next round then need no pauses.
-    pub fn rested(&mut self) {
+    pub fn record_pause(&mut self) {
         self.begun = 0;
         self.last = None;
     }
@@ -226,7 +231,7 @@ impl Attempts {
     }
 
     /// Compares the known addresses with the indexes `a` and `b`. The address that counts as less is tried first.
-    fn compare(&self, a: usize, b: usize, now: Moment) -> Ordering {
+    fn compare_priority(&self, a: usize, b: usize, now: Moment) -> Ordering {
         let key = |index: usize| {
             let it = &self.known[index];
             let others = || self.known.iter().enumerate().any(|(other, it)| other != index && !it.has_failed);
@@ -244,13 +249,13 @@ impl Attempts {
         key(a).cmp(&key(b))
     }
 
-    fn find(&mut self, target: Target) -> Option<&mut KnownAddress> {
+    fn find_address(&mut self, target: ConnectTarget) -> Option<&mut KnownAddress> {
         self.known.iter_mut().find(|it| it.target == target)
     }
 
     /// Returns whether a look-up has found this address since the connection was lost. Only then is the server at this
     /// address believed when it says that the session is over. A known target without an address is always fresh.
-    pub fn is_fresh(&self, target: Target) -> bool {
+    pub fn is_address_fresh(&self, target: ConnectTarget) -> bool {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
 
@@ -260,15 +265,15 @@ impl Attempts {
     /// attempt at its address is then twice as long, up to a session timeout. The limit does not grow in the first
     /// session timeout after a loss, when a lease may depend on quick attempts. If the connection ended before it was
     /// ready, and the session may have been stolen, the next attempt is at this address.
-    pub fn failed(&mut self, target: Target, why: Failed, now: Moment) {
+    pub fn record_failure(&mut self, target: ConnectTarget, why: AttemptFailure, now: Moment) {
         match why {
-            Failed::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
-            Failed::Unready if now < std::mem::take(&mut self.may_steal_until) => self.stolen = Some(target),
-            Failed::Unready | Failed::Refused => {}
+            AttemptFailure::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
+            AttemptFailure::Unready if now < std::mem::take(&mut self.may_steal_until) => self.stolen = Some(target),
+            AttemptFailure::Unready | AttemptFailure::Refused => {}
         }
         let (longest, is_quick) = (self.session_timeout.max(self.limit), now < self.is_quick_until);
-        if let Some(known) = self.find(target) {
-            (known.has_failed, known.is_silent) = (true, why == Failed::Silent);
+        if let Some(known) = self.find_address(target) {
+            (known.has_failed, known.is_silent) = (true, why == AttemptFailure::Silent);
             if known.is_silent && !is_quick {
                 known.limit = (known.limit * 2).min(longest);
             }
@@ -276,9 +281,9 @@ impl Attempts {
     }
 
     /// Records that a connection to this address is ready, and begins a new round.
-    pub fn ready(&mut self, target: Target) {
+    pub fn record_ready(&mut self, target: ConnectTarget) {
         let limit = self.limit;
-        if let Some(known) = self.find(target) {
+        if let Some(known) = self.find_address(target) {
             (known.limit, known.is_silent, known.has_failed) = (limit, false, false);
         }
         (self.round, self.begun) = (self.round + 1, 0);
@@ -286,7 +291,7 @@ impl Attempts {
 
     /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent on the
     /// connection and not answered. `broke` is `false` if the client itself has given up the connection.
-    pub fn lost(&mut self, target: Target, now: Moment, keeps_writes: bool, broke: bool) {
+    pub fn record_loss(&mut self, target: ConnectTarget, now: Moment, keeps_writes: bool, broke: bool) {
         let is_stolen = keeps_writes && broke && now < std::mem::take(&mut self.may_steal_until);
         for known in &mut self.known {
             // A target without an address stays fresh, because the client crate looks its name up at each attempt.
@@ -296,7 +301,7 @@ impl Attempts {
         // renewed it.
         self.is_quick_until = now + self.session_timeout;
         let until = now + self.session_timeout * KEEPS_WRITES_FOR;
-        if let Some(known) = self.find(target).filter(|_| keeps_writes && !is_stolen) {
+        if let Some(known) = self.find_address(target).filter(|_| keeps_writes && !is_stolen) {
             known.keeps_writes_until = until;
         }
         self.stolen = is_stolen.then_some(target);
@@ -304,10 +309,10 @@ impl Attempts {
 
     /// Decides whether to leave the server at this address, which disagrees with its leader. If so, and if the address
     /// is known, records that the client has left the server.
-    pub fn leave(&mut self, target: Target, now: Moment) -> bool {
+    pub fn record_leave_if_allowed(&mut self, target: ConnectTarget, now: Moment) -> bool {
         // Several servers may share the only address.
         let most = if self.known.len() == 1 { LEAVES_OF_ONE } else { 1 };
-        let Some(known) = self.find(target) else { return true };
+        let Some(known) = self.find_address(target) else { return true };
         if known.disagrees_until <= now {
             known.left = 0;
         }

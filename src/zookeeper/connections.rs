@@ -1,5 +1,6 @@
 //! The connections of one session, one after another. [`ServerFinder`] makes the attempts to connect, and [`Attempts`]
-//! decides where and when. When a connection is lost, [`Connections::run`] resumes the session on a new one.
+//! decides where and when. When a connection is lost, [`SessionConnections::serve_session`] resumes the session on a
+//! new one.
 //!
 //! The first connection is *ready* at once. Any other connection is ready once a quorum has answered a transaction on
 //! the connection, and the session's watches are armed again. Until then the requests of the session wait. So no read
@@ -29,13 +30,13 @@ use crate::sync::{Mutex, mpsc, random, watch};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::zookeeper::abilities::ServerFeatures;
-use crate::zookeeper::connection::{Attempts, Failed, Next, Target, reconnect_jitter};
-use crate::zookeeper::link::{Link, LinkEnd, drop_catching_panic};
+use crate::zookeeper::connection::{AttemptFailure, Attempts, ConnectStep, ConnectTarget, reconnect_jitter};
+use crate::zookeeper::link::{ConnectionEnd, OpenedConnection, drop_catching_panic};
 use crate::zookeeper::lookup::look_up_addresses;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::pipeline::{ConnectionRecord, Pipeline};
+use crate::zookeeper::pipeline::{ConnectionRecord, RequestPipeline};
 use crate::zookeeper::security::OwnRights;
-use crate::zookeeper::servers::Servers;
+use crate::zookeeper::servers::ConnectString;
 use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{WatchKind, Watches};
 
@@ -46,30 +47,30 @@ const ARMED_AT_ONCE: usize = 256;
 /// The servers of a client, and the options of the connections to them.
 #[derive(Clone)]
 pub(super) struct ConnectConfig {
-    pub(super) servers: Servers,
+    pub(super) servers: ConnectString,
     pub(super) options: ZooKeeperBuilder,
 }
 
 impl ConnectConfig {
     /// Returns the connect string for one attempt: the target's address, or else the server's text, and then the root.
-    fn connect_string(&self, target: Target) -> String {
+    fn connect_string(&self, target: ConnectTarget) -> String {
         let of_name = || self.servers.each[target.server].text.clone();
         target.address.map_or_else(of_name, |address| address.to_string()) + self.servers.root()
     }
 
     /// Returns the address of an attempt, or the server's name and port if there is no address, for logs and errors.
-    pub(super) fn address_text(&self, target: Target) -> String {
+    pub(super) fn address_text(&self, target: ConnectTarget) -> String {
         target.address.map_or_else(|| self.servers.each[target.server].host_and_port(), |address| address.to_string())
     }
 
     /// Connects to this address. Returns `None` if no answer comes within `limit`, or within a limit of the client
     /// crate itself. If `session` is given, with its timeout, the connection resumes that session.
-    pub(super) async fn open_link(
+    pub(super) async fn open_connection(
         &self,
-        target: Target,
+        target: ConnectTarget,
         limit: Duration,
         session: Option<(&zk::SessionInfo, Duration)>,
-    ) -> Option<Result<Link, zk::Error>> {
+    ) -> Option<Result<OpenedConnection, zk::Error>> {
         let mut connector = self.options.connector(limit);
         if let Some((session, timeout)) = session {
             connector = connector.with_session(session.clone()).with_session_timeout(timeout);
@@ -78,7 +79,8 @@ impl ConnectConfig {
         #[cfg(target_os = "linux")]
         let sockets = crate::zookeeper::sockets::SocketSnapshot::take();
         let began = since_boot();
-        let opened = within(sleep(limit), Link::open(connector, &server, self.options.is_encrypted())).await;
+        let opened =
+            within(sleep(limit), OpenedConnection::open(connector, &server, self.options.is_encrypted())).await;
         // The crate also ends an attempt by a limit of its own, which is at most three fifths of the session timeout.
         // Its errors `NoHosts` and `Timeout` do not say whether that limit has passed. So these errors count as silence
         // once 7/8 of the shorter limit have passed.
@@ -87,13 +89,13 @@ impl ConnectConfig {
         let outcome = match &opened {
             Some(Ok(_)) => {
                 #[cfg(target_os = "linux")]
-                sockets.set_nodelay(target.address, self.servers.each[target.server].port);
+                sockets.set_nodelay_on_new(target.address, self.servers.each[target.server].port);
                 "connected"
             }
             Some(Err(_)) => "failed",
             None => "silent",
         };
-        meter::count(names::CONNECTION_ATTEMPTS, None, &[("outcome", outcome)]);
+        meter::increment_counter(names::CONNECTION_ATTEMPTS, None, &[("outcome", outcome)]);
         opened
     }
 }
@@ -118,19 +120,19 @@ impl ServerFinder {
     }
 
     /// Begins to look up each server. Ignores the answers of look-ups that are still under way.
-    pub(super) fn look_up_all(&mut self) {
+    pub(super) fn begin_all_lookups(&mut self) {
         self.pending.clear();
         self.is_under_way.fill(false);
-        (0..self.is_under_way.len()).for_each(|server| self.look_up(server, Duration::ZERO));
+        (0..self.is_under_way.len()).for_each(|server| self.begin_lookup(server, Duration::ZERO));
     }
 
     /// Begins to look up a server after a pause, unless a look-up of this server is under way.
-    fn look_up(&mut self, server: usize, pause: Duration) {
+    fn begin_lookup(&mut self, server: usize, pause: Duration) {
         if std::mem::replace(&mut self.is_under_way[server], true) {
             return;
         }
         let (name, options) = (self.config.servers.each[server].host_and_port(), &self.config.options);
-        let (needs_name, patience) = (options.needs_host_names(), options.session_timeout / 12);
+        let (needs_name, patience) = (options.must_connect_by_name(), options.session_timeout / 12);
         self.pending.push(Box::pin(async move {
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -152,26 +154,26 @@ impl ServerFinder {
         let Some((server, found)) = self.pending.next().await else { return std::future::pending().await };
         self.is_under_way[server] = false;
         match found {
-            Ok(found) => self.attempts.learn(server, &found, random),
+            Ok(found) => self.attempts.record_addresses(server, &found, random),
             Err(error) => {
                 let name = self.config.servers.each[server].host_and_port();
                 emit!(DEBUG, name, error, "a name of a server cannot be looked up");
-                self.look_up(server, self.config.options.session_timeout / 20);
+                self.begin_lookup(server, self.config.options.session_timeout / 20);
             }
         }
     }
 
     /// Makes the next attempt when it may begin. With a session, the attempt resumes the session. Returns the address,
-    /// the limit of the attempt, a moment before its handshake, and its outcome as [`ConnectConfig::open_link`] returns
-    /// it.
-    pub(super) async fn attempt(
+    /// the limit of the attempt, a moment before its handshake, and its outcome as [`ConnectConfig::open_connection`]
+    /// returns it.
+    pub(super) async fn make_next_attempt(
         &mut self,
         session: Option<(&zk::SessionInfo, Duration)>,
-    ) -> (Target, Duration, Moment, Option<Result<Link, zk::Error>>) {
+    ) -> (ConnectTarget, Duration, Moment, Option<Result<OpenedConnection, zk::Error>>) {
         let (target, limit) = loop {
-            match self.attempts.next(since_boot()) {
-                Next::Attempt(target, limit) => break (target, limit),
-                Next::Pause(pause) => tokio::select! {
+            match self.attempts.next_step(since_boot()) {
+                ConnectStep::Attempt(target, limit) => break (target, limit),
+                ConnectStep::Pause(pause) => tokio::select! {
                     biased;
                     () = self.record_next_lookup() => {}
                     () = sleep(pause) => {}
@@ -179,7 +181,7 @@ impl ServerFinder {
             }
         };
         let (began, config) = (since_boot(), self.config.clone());
-        let mut attempt = pin!(config.open_link(target, limit, session));
+        let mut attempt = pin!(config.open_connection(target, limit, session));
         loop {
             tokio::select! {
                 biased;
@@ -190,17 +192,17 @@ impl ServerFinder {
     }
 
     /// Records that an attempt has failed, and begins to look its server up again.
-    pub(super) fn record_failure(&mut self, target: Target, why: Failed) {
-        self.attempts.failed(target, why, since_boot());
-        self.look_up(target.server, Duration::ZERO);
+    pub(super) fn record_failure(&mut self, target: ConnectTarget, why: AttemptFailure) {
+        self.attempts.record_failure(target, why, since_boot());
+        self.begin_lookup(target.server, Duration::ZERO);
     }
 }
 
 /// What all connections of one session share.
-pub(super) struct Connections {
+pub(super) struct SessionConnections {
     pub(super) config: ConnectConfig,
     pub(super) store: Arc<SessionStore>,
-    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) pipeline: Arc<RequestPipeline>,
     pub(super) watches: Arc<Watches>,
     pub(super) background: Arc<BackgroundThread>,
     /// Describes the user as which this client is authenticated, for error messages.
@@ -230,23 +232,23 @@ pub(super) struct LeaveServerRequest {
 
 /// A connection whose task runs on the library's thread.
 pub(super) struct ServedConnection {
-    target: Target,
+    target: ConnectTarget,
     /// The crate's client, while the pipeline does not have it: until the connection is ready, and once the server is
     /// to be left.
     unready: Option<Arc<zk::Client>>,
     record: Arc<ConnectionRecord>,
     /// Why the connection has ended. `None` until it has ended.
-    end: watch::Receiver<Option<LinkEnd>>,
+    end: watch::Receiver<Option<ConnectionEnd>>,
     /// The task that serves the connection. Dropping the task abandons the connection.
     task: Option<FallibleTask<thread::Result<()>>>,
 }
 
 impl ServedConnection {
     /// Waits until the connection has ended, and returns why.
-    async fn wait_for_end(&self) -> LinkEnd {
+    async fn wait_for_end(&self) -> ConnectionEnd {
         let mut end = self.end.clone();
         let ended = end.wait_for(Option::is_some).await;
-        ended.ok().and_then(|end| *end).unwrap_or(LinkEnd::Lost)
+        ended.ok().and_then(|end| *end).unwrap_or(ConnectionEnd::Lost)
     }
 
     /// Closes the session on this connection, unless the connection has ended: drops the client, and waits up to
@@ -262,15 +264,15 @@ impl Drop for ServedConnection {
     /// Abandons the connection. The task is dropped before the client, because a running task would close the session
     /// once the last client is dropped.
     fn drop(&mut self) {
-        self.record.end(true);
+        self.record.record_end(true);
         drop_catching_panic(self.task.take());
         drop_catching_panic(self.unready.take());
     }
 }
 
-impl Connections {
+impl SessionConnections {
     /// Serves a new session until it is over: on its first connection, and then on others.
-    pub(super) async fn run(
+    pub(super) async fn serve_session(
         self: Arc<Self>,
         mut served: ServedConnection,
         mut finder: ServerFinder,
@@ -299,12 +301,13 @@ impl Connections {
                     }
                 }
             };
-            if let LinkEnd::Over(ending) = why {
+            if let ConnectionEnd::Over(ending) = why {
                 self.store.end(ending);
                 served.close_session(self.granted).await;
                 break ending;
             }
-            let (server, session, lost_at) = (self.config.address_text(served.target), self.id(), since_boot());
+            let (server, session, lost_at) =
+                (self.config.address_text(served.target), self.hex_session_id(), since_boot());
             // The loss of a connection that was never used is not logged at INFO, because this loss may happen again
             // and again. Neither is a loss after the session was closed.
             if served.unready.is_none() && !self.pipeline.is_closed() {
@@ -313,14 +316,14 @@ impl Connections {
             } else {
                 emit!(DEBUG, session, server, %why, "the connection is lost before its use");
             }
-            let broke = matches!(why, LinkEnd::Lost | LinkEnd::Panicked);
-            finder.attempts.lost(served.target, lost_at, served.record.has_open_writes(), broke);
-            self.give_up(served);
+            let broke = matches!(why, ConnectionEnd::Lost | ConnectionEnd::Panicked);
+            finder.attempts.record_loss(served.target, lost_at, served.record.has_open_writes(), broke);
+            self.abandon_connection(served);
             let resumed = tokio::select! {
                 biased;
-                resumed = self.resume(&mut finder) => resumed,
+                resumed = self.resume_session(&mut finder) => resumed,
                 () = self.until_closed_for_long() => Err(Ending::Closed),
-                () = self.until_silent_for_long() => Err(Ending::Expired),
+                () = self.until_presumed_expired() => Err(Ending::Expired),
             };
             match resumed {
                 Ok(next) => served = next,
@@ -332,17 +335,17 @@ impl Connections {
             }
         };
         let why = self.store.lease().ending().unwrap_or(ending);
-        emit!(INFO, session = self.id(), %why, "the session is over");
-        self.end(ending);
+        emit!(INFO, session = self.hex_session_id(), %why, "the session is over");
+        self.end_session(ending);
     }
 
-    fn id(&self) -> String {
+    fn hex_session_id(&self) -> String {
         format!("{:x}", self.session.id().0)
     }
 
     /// Records that the session is over, and drops the pipeline's client. The drop of the last clone requests the end
     /// of the session from the server.
-    pub(super) fn end(&self, why: Ending) {
+    pub(super) fn end_session(&self, why: Ending) {
         // The store records the end first, so that the guards are lost before the server gives their locks to other
         // contenders.
         self.store.end(why);
@@ -351,40 +354,43 @@ impl Connections {
             self.features.keeper.mark_as_clickhouse();
         }
         self.pipeline.close();
-        self.watches.end();
+        self.watches.end_all();
     }
 
     /// Ends the session, and returns the failure for its callers. The caller has seen that the id of a new transaction
     /// is not higher than an earlier id. So the ensemble has gone back to an earlier state, in which other contenders
     /// may hold this session's locks.
-    pub(super) fn end_after_restore(&self) -> Failure {
-        emit!(ERROR, session = self.id(), "the ensemble has gone back to an earlier state");
-        self.end(Ending::Expired);
+    pub(super) fn end_session_after_restore(&self) -> Failure {
+        emit!(ERROR, session = self.hex_session_id(), "the ensemble has gone back to an earlier state");
+        self.end_session(Ending::Expired);
         Failure::Over(Ending::Expired)
     }
 
     /// Returns a future that runs a task that the session needs. If the task panics, the session ends, unless it is
     /// over or closed already.
-    pub(super) fn supervised<F: Future<Output = ()>>(self: &Arc<Self>, task: F) -> impl Future<Output = ()> + use<F> {
+    pub(super) fn end_session_on_panic<F: Future<Output = ()>>(
+        self: &Arc<Self>,
+        task: F,
+    ) -> impl Future<Output = ()> + use<F> {
         let this = Arc::downgrade(self);
         retry::on_panic(task, move || {
             let this = this.upgrade().filter(|it| it.store.lease().ending().is_none() && !it.pipeline.is_closed());
             if let Some(it) = this {
-                emit!(ERROR, session = it.id(), "a task of a session has panicked, which ends the session");
-                it.end(Ending::Failed);
+                emit!(ERROR, session = it.hex_session_id(), "a task of a session has panicked, which ends the session");
+                it.end_session(Ending::Failed);
             }
         })
     }
 
     pub(super) fn translate_error(&self, error: zk::Error, needs: (&'static str, &str)) -> Failure {
-        translate::failure(error, needs, &self.whom)
+        translate::translate_error(error, needs, &self.whom)
     }
 
     /// Waits until the session counts as expired: for seven fifths of the session timeout plus a random time, since the
     /// newest answered request was sent. By then the ensemble has usually ended the session. The random time is up to
     /// an eighth of the session timeout. Without it, all clients of an ensemble would open new sessions at the same
     /// moment.
-    async fn until_silent_for_long(&self) {
+    async fn until_presumed_expired(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
         while let Some(left) = (lease.last_answered_sent_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now())
         {
@@ -401,17 +407,25 @@ impl Connections {
     }
 
     /// Starts the task of a connection.
-    pub(super) fn serve(self: &Arc<Self>, link: Link, target: Target) -> ServedConnection {
+    pub(super) fn start_serving(
+        self: &Arc<Self>,
+        connection: OpenedConnection,
+        target: ConnectTarget,
+    ) -> ServedConnection {
         let (ending, end) = watch::channel(None);
-        let (client, record) = (Arc::clone(&link.client), Arc::new(ConnectionRecord::default()));
+        let (client, record) = (Arc::clone(&connection.client), Arc::new(ConnectionRecord::default()));
         let (watches, this, on_end) = (Arc::clone(&self.watches), Arc::clone(self), Arc::clone(&record));
-        let serving = link.serve(
-            move || watches.deliver(),
+        let serving = connection.serve(
+            move || watches.deliver_events(),
             move |why| {
-                on_end.end(why == LinkEnd::Panicked);
+                on_end.record_end(why == ConnectionEnd::Panicked);
                 let is_silent = this.store.lease().silent_for() >= this.config.options.silence_limit();
-                this.mark_lost();
-                ending.send_replace(Some(if why == LinkEnd::Lost && is_silent { LinkEnd::Silent } else { why }));
+                this.mark_disconnected();
+                ending.send_replace(Some(if why == ConnectionEnd::Lost && is_silent {
+                    ConnectionEnd::Silent
+                } else {
+                    why
+                }));
             },
         );
         let task = self.background.spawn_with_handle(serving);
@@ -419,59 +433,59 @@ impl Connections {
     }
 
     /// Records that the connection is lost. Runs before any request or watch of the lost connection fails.
-    fn mark_lost(&self) {
-        let client = self.pipeline.disconnect();
-        self.watches.disarm();
+    fn mark_disconnected(&self) {
+        let client = self.pipeline.take_client();
+        self.watches.disarm_all();
         *self.server.lock() = None;
         self.store.set_connected(false);
         drop_catching_panic(client);
     }
 
     /// Records that a connection is lost, and then abandons it.
-    fn give_up(&self, served: ServedConnection) {
-        self.mark_lost();
+    fn abandon_connection(&self, served: ServedConnection) {
+        self.mark_disconnected();
         drop(served);
     }
 
     /// Lets the session use this connection: sends the requests that have waited, and then wakes the tasks that wait
-    /// for a connection. On a reconnect, [`Connections::rearm_watches`] has already delivered the missed events.
+    /// for a connection. On a reconnect, [`SessionConnections::rearm_watches`] has already delivered the missed events.
     ///
     /// If `is_ready` is `false`, the session is idle: no request waits, and no watch has to be armed. The session then
-    /// counts as connected without a ready connection. [`Connections::run`] makes the connection ready for the next
-    /// request.
+    /// counts as connected without a ready connection. [`SessionConnections::serve_session`] makes the connection ready
+    /// for the next request.
     pub(super) fn mark_connected(&self, served: &mut ServedConnection, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.config.address_text(served.target));
         if is_ready {
-            attempts.ready(served.target);
+            attempts.record_ready(served.target);
             if let Some(client) = served.unready.take() {
-                self.pipeline.connect(&client, &served.record);
+                self.pipeline.set_connection(&client, &served.record);
             }
         }
         self.store.set_connected(true);
     }
 
     /// Answers a request to leave a server. Answers `false` if the request is about an earlier connection, and an error
-    /// if [`Attempts::leave`] decides to stay. Otherwise answers `true`, gives writes under way some time to end, and
-    /// returns why the connection ends. In the other cases returns `None`.
+    /// if [`Attempts::record_leave_if_allowed`] decides to stay. Otherwise answers `true`, gives writes under way some
+    /// time to end, and returns why the connection ends. In the other cases returns `None`.
     async fn answer_leave_request(
         &self,
         asked: LeaveServerRequest,
         served: &mut ServedConnection,
         attempts: &mut Attempts,
-    ) -> Option<LinkEnd> {
+    ) -> Option<ConnectionEnd> {
         let LeaveServerRequest { connection, node, answer } = asked;
         if connection != self.store.connection() {
             let _unheard = answer.send(Ok(false));
             return None;
         }
-        if !attempts.leave(served.target, since_boot()) {
+        if !attempts.record_leave_if_allowed(served.target, since_boot()) {
             let _unheard =
                 answer.send(Err(Failure::Diverged { node, server: self.config.address_text(served.target) }));
             return None;
         }
         // From here on, requests wait for the next connection. So each request that the caller makes after `Ok(true)`
         // is sent on that connection.
-        let client = self.pipeline.disconnect();
+        let client = self.pipeline.take_client();
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
         let writes = async {
@@ -482,45 +496,48 @@ impl Connections {
         Some(tokio::select! {
             biased;
             ended = served.wait_for_end() => ended,
-            _ = within(sleep(self.granted / 12), writes) => LinkEnd::Left,
+            _ = within(sleep(self.granted / 12), writes) => ConnectionEnd::Left,
         })
     }
 
     /// Tries one address after another until a connection has resumed the session. Fails if the session is over, or if
     /// a server refuses the credentials.
-    async fn resume(self: &Arc<Self>, finder: &mut ServerFinder) -> Result<ServedConnection, Ending> {
-        finder.look_up_all();
+    async fn resume_session(self: &Arc<Self>, finder: &mut ServerFinder) -> Result<ServedConnection, Ending> {
+        finder.begin_all_lookups();
         loop {
-            let (target, limit, handshake, opened) = finder.attempt(Some((&self.session, self.granted))).await;
+            let (target, limit, handshake, opened) =
+                finder.make_next_attempt(Some((&self.session, self.granted))).await;
             let why = match opened {
-                None => Failed::Silent,
-                Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_fresh(target) => return Err(Ending::AuthFailed),
+                None => AttemptFailure::Silent,
+                Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_address_fresh(target) => {
+                    return Err(Ending::AuthFailed);
+                }
                 // Only a server at a fresh address is believed, here and above, because an address of an earlier
                 // look-up may belong to another ensemble by now.
-                Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_fresh(target) => {
+                Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_address_fresh(target) => {
                     return Err(Ending::Expired);
                 }
-                Some(Err(_)) => Failed::Refused,
-                Some(Ok(link)) => {
-                    let mut served = self.serve(link, target);
-                    match self.accept(&served, handshake).await {
+                Some(Err(_)) => AttemptFailure::Refused,
+                Some(Ok(connection)) => {
+                    let mut served = self.start_serving(connection, target);
+                    match self.make_ready_unless_idle(&served, handshake).await {
                         Ok(is_ready) => {
                             self.mark_connected(&mut served, &mut finder.attempts, is_ready);
                             return Ok(served);
                         }
-                        Err(LinkEnd::Over(ending)) => {
+                        Err(ConnectionEnd::Over(ending)) => {
                             self.store.end(ending);
                             served.close_session(self.granted).await;
                             return Err(ending);
                         }
                         Err(why) => {
-                            self.give_up(served);
-                            if why == LinkEnd::Silent { Failed::Silent } else { Failed::Unready }
+                            self.abandon_connection(served);
+                            if why == ConnectionEnd::Silent { AttemptFailure::Silent } else { AttemptFailure::Unready }
                         }
                     }
                 }
             };
-            let (session, server) = (self.id(), self.config.address_text(target));
+            let (session, server) = (self.hex_session_id(), self.config.address_text(target));
             emit!(DEBUG, session, server, ?limit, ?why, "an attempt to resume the session has failed");
             finder.record_failure(target, why);
         }
@@ -531,22 +548,31 @@ impl Connections {
     /// a timeout, or if the connection cannot be made ready.
     ///
     /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
-    /// quorum has answered ([`Connections::until_quorum_answers`]).
-    async fn accept(&self, served: &ServedConnection, handshake: Moment) -> Result<bool, LinkEnd> {
-        let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
+    /// quorum has answered ([`SessionConnections::check_with_quorum`]).
+    async fn make_ready_unless_idle(
+        &self,
+        served: &ServedConnection,
+        handshake: Moment,
+    ) -> Result<bool, ConnectionEnd> {
+        let Some(client) = &served.unready else { return Err(ConnectionEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
-            return Err(LinkEnd::Over(Ending::Replaced));
+            return Err(ConnectionEnd::Over(Ending::Replaced));
         }
         // With a shorter timeout than the lease assumes, a hold could outlive its session.
         if client.session_timeout() < self.store.lease().timeout() {
             let timeout = client.session_timeout();
-            emit!(WARN, session = self.id(), ?timeout, "a server grants a shorter session timeout than another did");
-            return Err(LinkEnd::Over(Ending::Expired));
+            emit!(
+                WARN,
+                session = self.hex_session_id(),
+                ?timeout,
+                "a server grants a shorter session timeout than another did"
+            );
+            return Err(ConnectionEnd::Over(Ending::Expired));
         }
         self.store.resumed(handshake);
         // The connection of an idle session is not checked, so that a fleet of idle clients that comes back costs the
         // ensemble no transactions.
-        let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting();
+        let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting_requests();
         if is_idle && !self.pipeline.is_closed() {
             return Ok(false);
         }
@@ -558,14 +584,14 @@ impl Connections {
     /// If the check succeeds and the watches cannot be armed, and the session has lost its connection more than seven
     /// fifths of the session timeout ago, returns that the session is over. Without this end, a session could be
     /// unusable for ever, because the reply to one watch may break every connection.
-    async fn make_ready(&self, served: &ServedConnection) -> Result<(), LinkEnd> {
+    async fn make_ready(&self, served: &ServedConnection) -> Result<(), ConnectionEnd> {
         if self.pipeline.is_closed() {
-            return Err(LinkEnd::Over(Ending::Closed));
+            return Err(ConnectionEnd::Over(Ending::Closed));
         }
-        let Some(client) = &served.unready else { return Err(LinkEnd::Lost) };
+        let Some(client) = &served.unready else { return Err(ConnectionEnd::Lost) };
         let mut is_checked = false;
         let ready = async {
-            self.until_quorum_answers(client).await?;
+            self.check_with_quorum(client).await?;
             is_checked = true;
             self.rearm_watches(client).await
         };
@@ -578,34 +604,34 @@ impl Connections {
         if lost.is_some_and(|lost| lost.elapsed() > self.granted * 7 / 5) {
             emit!(
                 ERROR,
-                session = self.id(),
+                session = self.hex_session_id(),
                 "the watches of the session cannot be armed again, which ends the session"
             );
-            return Err(LinkEnd::Over(Ending::Expired));
+            return Err(ConnectionEnd::Over(Ending::Expired));
         }
         ready
     }
 
     /// Sends a transaction that changes nothing, which only a quorum can answer. Fails if no quorum answers within a
     /// quarter of the session timeout.
-    async fn until_quorum_answers(&self, client: &zk::Client) -> Result<(), LinkEnd> {
+    async fn check_with_quorum(&self, client: &zk::Client) -> Result<(), ConnectionEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
         let answer = within(sleep(self.granted / 4), commit(client, &check, &self.rights.acl, &self.whom)).await;
         match answer {
-            None => Err(LinkEnd::Silent),
+            None => Err(ConnectionEnd::Silent),
             Some(answer) if is_from_quorum(&answer) => {
                 self.store.acknowledged(sent);
                 Ok(())
             }
-            Some(Err(Failure::Over(ending))) => Err(LinkEnd::Over(ending)),
-            Some(_) => Err(LinkEnd::Lost),
+            Some(Err(Failure::Over(ending))) => Err(ConnectionEnd::Over(ending)),
+            Some(_) => Err(ConnectionEnd::Lost),
         }
     }
 
     /// Arms all watches of the session again, and checks whether all its nodes exist. If one is gone, calls
-    /// [`Connections::check_for_restore`].
-    async fn rearm_watches(&self, client: &zk::Client) -> Result<(), LinkEnd> {
+    /// [`SessionConnections::end_session_if_restored`].
+    async fn rearm_watches(&self, client: &zk::Client) -> Result<(), ConnectionEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
@@ -614,7 +640,7 @@ impl Connections {
             // between two portions of reads.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
-                self.until_quorum_answers(client).await?;
+                self.check_with_quorum(client).await?;
             }
             let sent = lease.now();
             let reads = some.iter().map(async |key| {
@@ -634,7 +660,7 @@ impl Connections {
                 }
                 self.watches.record_rearm_answer(key, answer)
             });
-            try_join_all(reads).await.map_err(|_| LinkEnd::Lost)?;
+            try_join_all(reads).await.map_err(|_| ConnectionEnd::Lost)?;
             self.store.record_answer(sent);
         }
         // The newest nodes may not be watched yet, so their existence is checked without a watch.
@@ -650,7 +676,7 @@ impl Connections {
         }
         let gone = gone.lock().take();
         match gone {
-            Some(path) => self.check_for_restore(client, &path).await,
+            Some(path) => self.end_session_if_restored(client, &path).await,
             None => Ok(()),
         }
     }
@@ -662,11 +688,11 @@ impl Connections {
     /// Only the answer to a write shows the present transaction id of the ensemble. So this check writes to a node of
     /// its own, which it creates and deletes in the same transaction. If the directory of the missing node is gone,
     /// too, the check uses the nearest directory above that exists.
-    async fn check_for_restore(&self, client: &zk::Client, path: &str) -> Result<(), LinkEnd> {
+    async fn end_session_if_restored(&self, client: &zk::Client, path: &str) -> Result<(), ConnectionEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::directory_for_check_node(path);
         loop {
-            let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.id());
+            let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.hex_session_id());
             let operations = [
                 Operation::Create { path: path.clone(), data: Vec::new(), kind: request::Kind::Ephemeral },
                 // Before 3.8.1 (ZOOKEEPER-4026), only the answer to `Set` shows the transaction's id.
@@ -675,8 +701,8 @@ impl Connections {
             ];
             match commit(client, &operations, &self.rights.acl, &self.whom).await {
                 Ok((_, zxid)) if zxid <= newest => {
-                    self.end_after_restore();
-                    return Err(LinkEnd::Over(Ending::Expired));
+                    self.end_session_after_restore();
+                    return Err(ConnectionEnd::Over(Ending::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {
                     directory = request::parent(directory);

@@ -1,7 +1,7 @@
 //! One connection to one server: a client of the client crate, and the task in which the crate serves the connection.
 //!
-//! The crate would connect again by itself when the connection breaks. So [`Link::serve`] polls the crate's task, and
-//! drops it as soon as the crate's state shows that the connection is lost.
+//! The crate would connect again by itself when the connection breaks. So [`OpenedConnection::serve`] polls the crate's
+//! task, and drops it as soon as the crate's state shows that the connection is lost.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,14 +18,14 @@ use crate::telemetry::user_thread::catch_panic;
 
 /// A connection with a session. The task of the connection does not run yet. Dropping this value abandons the
 /// connection, and does not close the session.
-pub(super) struct Link {
+pub(super) struct OpenedConnection {
     pub(super) client: Arc<zk::Client>,
     task: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 /// Why a connection has ended, or is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum LinkEnd {
+pub(super) enum ConnectionEnd {
     #[error("it broke")]
     Lost,
     /// The client crate panicked, so it is not known which requests were sent.
@@ -37,35 +37,39 @@ pub(super) enum LinkEnd {
     /// The server was silent for too long.
     #[error("the server did not answer")]
     Silent,
-    /// The session is over. From [`Link::serve`], [`Ending::Closed`] says that the server has confirmed the close of
-    /// the session.
+    /// The session is over. From [`OpenedConnection::serve`], [`Ending::Closed`] says that the server has confirmed the
+    /// close of the session.
     #[error("{0}")]
     Over(Ending),
 }
 
 /// Takes the task that the client crate spawns, and does not run it.
 #[derive(Default)]
-struct TaskCatcher(Mutex<Option<Task>>);
+struct SpawnedTaskCapture(Mutex<Option<Task>>);
 
-impl Spawn for TaskCatcher {
+impl Spawn for SpawnedTaskCapture {
     fn spawn(&self, task: Task) {
         *self.0.lock() = Some(task);
     }
 }
 
-impl Link {
+impl OpenedConnection {
     /// Connects to the one server of this connect string.
-    pub(super) async fn open(connector: zk::Connector, server: &str, is_encrypted: bool) -> Result<Link, zk::Error> {
-        let catcher = TaskCatcher::default();
+    pub(super) async fn open(
+        connector: zk::Connector,
+        server: &str,
+        is_encrypted: bool,
+    ) -> Result<OpenedConnection, zk::Error> {
+        let captured = SpawnedTaskCapture::default();
         let mut connecting = pin!(connect(connector, server, is_encrypted));
         let client = poll_fn(|context| {
-            let _scope = spawns_core::enter(&catcher);
+            let _scope = spawns_core::enter(&captured);
             connecting.as_mut().poll(context)
         });
         let client = Arc::new(client.await?);
-        let task = catcher.0.lock().take();
+        let task = captured.0.lock().take();
         let task = task.ok_or_else(|| zk::Error::UnexpectedError("the client crate has spawned no task".to_owned()))?;
-        Ok(Link { client, task: Box::into_pin(task.future) })
+        Ok(OpenedConnection { client, task: Box::into_pin(task.future) })
     }
 
     /// Returns a future that serves the connection until the connection ends. `after_poll` is called whenever the crate
@@ -74,7 +78,7 @@ impl Link {
     pub(super) fn serve(
         self,
         mut after_poll: impl FnMut() + Send + 'static,
-        end: impl FnOnce(LinkEnd) + Send + 'static,
+        end: impl FnOnce(ConnectionEnd) + Send + 'static,
     ) -> impl Future<Output = ()> + Send {
         let states = self.client.state_watcher();
         // The returned future keeps no clone of the client, because the session is closed when the last clone is
@@ -85,12 +89,12 @@ impl Link {
             let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
             after_poll();
             let why = match (polled, states.peek_state()) {
-                (Err(_), _) => LinkEnd::Panicked,
+                (Err(_), _) => ConnectionEnd::Panicked,
                 (Ok(Poll::Pending), zk::SessionState::SyncConnected) => return Poll::Pending,
-                (_, zk::SessionState::AuthFailed) => LinkEnd::Over(Ending::AuthFailed),
-                (_, zk::SessionState::Expired) => LinkEnd::Over(Ending::Expired),
-                (_, zk::SessionState::Closed) => LinkEnd::Over(Ending::Closed),
-                _ => LinkEnd::Lost,
+                (_, zk::SessionState::AuthFailed) => ConnectionEnd::Over(Ending::AuthFailed),
+                (_, zk::SessionState::Expired) => ConnectionEnd::Over(Ending::Expired),
+                (_, zk::SessionState::Closed) => ConnectionEnd::Over(Ending::Closed),
+                _ => ConnectionEnd::Lost,
             };
             // `end` runs before the crate's task is dropped, and so before the requests under way fail.
             end.take().into_iter().for_each(|end| end(why));

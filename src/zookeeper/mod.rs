@@ -8,7 +8,7 @@
 //! The backend works around these limits of the crate. `docs/upstream/` has patches for some of them.
 //! - The crate sends a request only in the first poll of its future. So each future is polled once in the call that
 //!   creates it ([`pipeline`]).
-//! - After an error other than a clear refusal, the outcome of a request is unknown ([`translate::failure`]).
+//! - After an error other than a clear refusal, the outcome of a request is unknown ([`translate::translate_error`]).
 //! - The crate begins to connect again in the same poll in which it reports that the connection is lost. So the crate's
 //!   task is dropped in that poll ([`link`]).
 //! - Some replies that are too short make the crate panic ([`pipeline`], [`link`]).

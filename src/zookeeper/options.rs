@@ -12,7 +12,7 @@ use crate::zookeeper::connection::{attempt_limit, silence_limit};
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
 use crate::zookeeper::security::{Acl, Credentials, OwnRights};
-use crate::zookeeper::servers::{CLEAR, ENCRYPTED, Servers};
+use crate::zookeeper::servers::{CLEAR, ConnectString, ENCRYPTED};
 #[cfg(feature = "tls")]
 use crate::zookeeper::tls::Tls;
 
@@ -293,7 +293,7 @@ impl ZooKeeperBuilder {
 
     /// Returns the longest break of the connection that a session with this lease survives without the loss of a lock,
     /// whenever the break begins.
-    pub(super) fn survivable_break(&self, lease: &Lease) -> Duration {
+    pub(super) fn longest_survivable_break(&self, lease: &Lease) -> Duration {
         let (silence, rides_out) = (self.silence_limit(), lease.rides_out(self.attempt_limit()));
         // The client gives up a silent connection after at most 9/8 of the silence limit. If `rides_out` is shorter,
         // the client may still wait on the dead connection when a break of that length ends. That wait is longer than
@@ -315,7 +315,7 @@ impl ZooKeeperBuilder {
     /// Refuses a connect string that contradicts the options about encryption, or, with TLS, has a host name that TLS
     /// cannot verify. The client crate would follow a `tcp://` in the string even if TLS is set, and send a password in
     /// clear text.
-    pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
+    pub(super) fn check_encryption(&self, servers: &ConnectString) -> Result<(), Error> {
         for server in &servers.each {
             let problem = match (self.is_encrypted(), server.scheme) {
                 (true, Some(CLEAR)) => "is clear text, but TLS is set",
@@ -327,7 +327,7 @@ impl ZooKeeperBuilder {
             }
             #[cfg(feature = "tls")]
             if self.tls.is_some() {
-                crate::zookeeper::tls::check_host(&server.host)?;
+                crate::zookeeper::tls::check_verifiable_host(&server.host)?;
             }
         }
         Ok(())
@@ -360,7 +360,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns the time limit for opening a session.
-    pub(super) fn open_limit(&self) -> Duration {
+    pub(super) fn opening_time_limit(&self) -> Duration {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
 
@@ -373,8 +373,8 @@ impl ZooKeeperBuilder {
 
     /// Returns whether the client crate must get the servers by their names: TLS verifies the name, and Kerberos needs
     /// it for the service's principal, unless the host is given.
-    pub(super) fn needs_host_names(&self) -> bool {
-        self.is_encrypted() || self.credentials().any(Credentials::needs_host_names)
+    pub(super) fn must_connect_by_name(&self) -> bool {
+        self.is_encrypted() || self.credentials().any(Credentials::needs_server_name)
     }
 
     /// Returns a connector for one attempt to connect, which may take as long as `attempt`. The crate has one limit for
@@ -385,7 +385,7 @@ impl ZooKeeperBuilder {
         // With a longer limit, the crate would use its default instead, which is two fifths of the session timeout.
         let silence = self.silence_limit().max(attempt).min(self.session_timeout * 3 / 5);
         connector = connector.with_connection_timeout(silence);
-        connector = self.credentials().fold(connector, |connector, it| it.add_to(connector));
+        connector = self.credentials().fold(connector, |connector, it| it.add_to_connector(connector));
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             connector = connector.with_tls(tls.crate_options());
@@ -480,7 +480,7 @@ mod tests {
     fn a_granted_timeout_sets_the_limits_as_if_it_was_requested() {
         let limits = |options: ZooKeeperBuilder| {
             options.check_lease().expect("renewable");
-            let rides_out = options.survivable_break(&options.new_lease());
+            let rides_out = options.longest_survivable_break(&options.new_lease());
             (options.silence_limit(), options.attempt_limit(), rides_out)
         };
         let asked = |timeout: u32| ZooKeeperBuilder::new().session_timeout(timeout * SECOND);
@@ -496,7 +496,7 @@ mod tests {
     fn only_a_long_read_timeout_shortens_survivable_breaks() {
         let rides_out = |options: ZooKeeperBuilder| {
             let options = options.tick_time(2 * SECOND);
-            options.survivable_break(&options.new_lease()).as_millis() / 100
+            options.longest_survivable_break(&options.new_lease()).as_millis() / 100
         };
         let limited = |limit| rides_out(ZooKeeperBuilder::new().read_timeout(limit));
         assert_eq!(rides_out(ZooKeeperBuilder::new()), 42);

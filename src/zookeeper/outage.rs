@@ -84,14 +84,14 @@ impl Outage {
     }
 
     /// Returns the last recorded message, if it was recorded at `since` or later.
-    pub(super) fn why(&self, since: Instant) -> Option<String> {
+    pub(super) fn message_since(&self, since: Instant) -> Option<String> {
         let known = self.0.lock();
         known.last_failure.as_ref().filter(|last| last.at >= since).map(|last| last.message.clone())
     }
 
     /// Starts a probe of the servers for the reason, in the background, unless a probe is under way or the last one
     /// ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
-    pub(super) fn start_probe(self: &Arc<Self>, config: &ConnectConfig, background: &BackgroundThread) -> bool {
+    pub(super) fn start_probe_if_due(self: &Arc<Self>, config: &ConnectConfig, background: &BackgroundThread) -> bool {
         let mut known = self.0.lock();
         if known.is_probing || known.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return false;
@@ -113,14 +113,14 @@ impl Outage {
 mod tests {
     use super::*;
     use crate::zookeeper::options::ZooKeeperBuilder;
-    use crate::zookeeper::servers::Servers;
+    use crate::zookeeper::servers::ConnectString;
 
     #[test]
     fn an_earlier_refusal_is_not_reported_as_the_reason() {
         let (outage, before) = (Outage::default(), Instant::now());
         outage.record_failure(&Failure::Refused("it is full".to_owned()));
-        assert_eq!(outage.why(before).as_deref(), Some("it is full"));
-        assert_eq!(outage.why(Instant::now() + Duration::from_nanos(1)), None);
+        assert_eq!(outage.message_since(before).as_deref(), Some("it is full"));
+        assert_eq!(outage.message_since(Instant::now() + Duration::from_nanos(1)), None);
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
         let (outage, before) = (Outage::default(), Instant::now());
         let message_after = |failure: Failure| {
             outage.record_failure(&failure);
-            outage.why(before).expect("a failure")
+            outage.message_since(before).expect("a failure")
         };
         assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "no answer");
         assert_eq!(
@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
-        let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
+        let (servers, background) = (ConnectString::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
         let config = ConnectConfig { servers, options: ZooKeeperBuilder::new() };
-        let probes = || outage.start_probe(&config, &background);
+        let probes = || outage.start_probe_if_due(&config, &background);
         assert_eq!([probes(), probes()], [true, false], "a probe is under way");
         for _ in 0..60_000 {
             if !outage.0.lock().is_probing {
@@ -169,12 +169,12 @@ mod tests {
         assert_eq!(outage.lost_at(), None);
         outage.record_start(lost, None, Ending::Expired);
         assert_eq!(outage.lost_at(), Some(lost));
-        assert_eq!(outage.why(lost), Some(Ending::Expired.to_string()));
+        assert_eq!(outage.message_since(lost), Some(Ending::Expired.to_string()));
         outage.record_failure(&Failure::Unreachable("no answer".to_owned()));
-        assert_eq!(outage.why(lost).as_deref(), Some("no answer"), "an expiry is not a reason");
+        assert_eq!(outage.message_since(lost).as_deref(), Some("no answer"), "an expiry is not a reason");
         outage.record_start(lost, None, Ending::AuthFailed);
         outage.record_failure(&Failure::Unreachable("no answer".to_owned()));
-        assert_eq!(outage.why(lost), Some(Ending::AuthFailed.to_string()), "a refused login is a reason");
+        assert_eq!(outage.message_since(lost), Some(Ending::AuthFailed.to_string()), "a refused login is a reason");
         outage.record_end();
         assert_eq!(outage.lost_at(), None);
     }

@@ -37,7 +37,7 @@ pub(super) enum RequestKind {
 }
 
 /// The requests of one session.
-pub(super) struct Pipeline {
+pub(super) struct RequestPipeline {
     /// Locked while a request is sent, so that requests are sent in the order of the calls.
     state: Mutex<PipelineState>,
     store: Arc<SessionStore>,
@@ -64,7 +64,7 @@ type ReadyConnection = (Arc<zk::Client>, Arc<ConnectionRecord>);
 
 /// Sends a request that has waited, on the given connection. If the connection is `None`, lets the request fail,
 /// because the session is closed or over.
-type WaitingRequest = Box<dyn FnOnce(&Arc<Pipeline>, Option<&ReadyConnection>) + Send>;
+type WaitingRequest = Box<dyn FnOnce(&Arc<RequestPipeline>, Option<&ReadyConnection>) + Send>;
 
 /// The number of open writes of one connection, and whether the connection was given up.
 #[derive(Default)]
@@ -83,7 +83,7 @@ impl ConnectionRecord {
     }
 
     /// Records the end of the connection, unless an earlier end is recorded.
-    pub(super) fn end(&self, is_given_up: bool) {
+    pub(super) fn record_end(&self, is_given_up: bool) {
         _ = self.is_given_up.set(is_given_up);
     }
 
@@ -100,10 +100,10 @@ struct PendingRequest<T, S> {
     reply: oneshot::Sender<Result<T, Failure>>,
 }
 
-impl Pipeline {
+impl RequestPipeline {
     /// Returns the pipeline of a session whose first connection is not ready yet.
-    pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>) -> Pipeline {
-        Pipeline {
+    pub(super) fn new(store: &Arc<SessionStore>, background: &Arc<BackgroundThread>) -> RequestPipeline {
+        RequestPipeline {
             state: Mutex::new(PipelineState {
                 connection: None,
                 is_closed: false,
@@ -123,7 +123,7 @@ impl Pipeline {
 
     /// Sends all requests on this connection from now on. The requests that have waited are sent first. Does nothing if
     /// the session is closed.
-    pub(super) fn connect(self: &Arc<Self>, client: &Arc<zk::Client>, record: &Arc<ConnectionRecord>) {
+    pub(super) fn set_connection(self: &Arc<Self>, client: &Arc<zk::Client>, record: &Arc<ConnectionRecord>) {
         let mut state = self.state.lock();
         if state.is_closed {
             return;
@@ -137,7 +137,7 @@ impl Pipeline {
 
     /// Lets all requests wait from now on. Returns the client of the connection, if there was one. If that connection
     /// is not lost, dropping the last clone of the client would close the session.
-    pub(super) fn disconnect(&self) -> Option<Arc<zk::Client>> {
+    pub(super) fn take_client(&self) -> Option<Arc<zk::Client>> {
         self.state.lock().connection.take().map(|(client, _)| client)
     }
 
@@ -146,7 +146,7 @@ impl Pipeline {
     }
 
     /// Returns whether requests wait for a connection.
-    pub(super) fn has_waiting(&self) -> bool {
+    pub(super) fn has_waiting_requests(&self) -> bool {
         !self.state.lock().waiting.is_empty()
     }
 
@@ -191,7 +191,7 @@ impl Pipeline {
             Some(connection) => pending.send_now(self, connection),
             None if state.is_closed => return Box::pin(ready(Err(self.session_over_failure()))),
             None => {
-                state.add_waiting(pending);
+                state.add_waiting_request(pending);
                 self.wanted.notify_one();
             }
         }
@@ -201,7 +201,7 @@ impl Pipeline {
 }
 
 impl PipelineState {
-    fn add_waiting<T, S>(&mut self, pending: PendingRequest<T, S>)
+    fn add_waiting_request<T, S>(&mut self, pending: PendingRequest<T, S>)
     where
         T: Send + 'static,
         S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
@@ -209,7 +209,7 @@ impl PipelineState {
         let number = pending.number;
         let send: WaitingRequest = Box::new(|pipeline, connection| match connection {
             Some(connection) => pending.send_now(pipeline, connection),
-            None => pending.answer(Err(pipeline.session_over_failure())),
+            None => pending.deliver_answer(Err(pipeline.session_over_failure())),
         });
         self.waiting.insert(number, send);
     }
@@ -220,13 +220,13 @@ where
     T: Send + 'static,
     S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
 {
-    fn answer(self, answer: Result<T, Failure>) {
+    fn deliver_answer(self, answer: Result<T, Failure>) {
         // The answer wakes the caller's task. The waker is the user's code, and may panic.
         let _panicked = catch_panic(|| drop(self.reply.send(answer)));
     }
 
     /// Sends the request on this connection. The caller holds the pipeline's mutex.
-    fn send_now(self, pipeline: &Arc<Pipeline>, (client, record): &ReadyConnection) {
+    fn send_now(self, pipeline: &Arc<RequestPipeline>, (client, record): &ReadyConnection) {
         let sent = pipeline.store.lease().now();
         let is_write = self.request != RequestKind::Read;
         // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
@@ -238,7 +238,7 @@ where
             // A task delivers the answer, because the pipeline is locked here, and the waker of the caller's task
             // might send a request.
             let answer = answer.unwrap_or_else(|_| unknown_outcome("the answer is malformed"));
-            return pipeline.background.spawn(async move { self.answer(answer) });
+            return pipeline.background.spawn(async move { self.deliver_answer(answer) });
         }
         if is_write {
             record.writes.fetch_add(1, Ordering::AcqRel);
@@ -272,20 +272,26 @@ where
             if is_write && !is_open {
                 record.writes.fetch_sub(1, Ordering::AcqRel);
             }
-            self.finish(&pipeline, &record, sent, answer);
+            self.deliver_or_resend(&pipeline, &record, sent, answer);
         });
     }
 
     /// Delivers the answer to a request that was sent at `sent`, and reports to the lease what the answer proves. If
     /// the request was certainly not sent, sends it again instead, or lets it wait for a connection, unless the session
     /// is closed.
-    fn finish(self, pipeline: &Arc<Pipeline>, record: &ConnectionRecord, sent: Moment, answer: Result<T, Failure>) {
+    fn deliver_or_resend(
+        self,
+        pipeline: &Arc<RequestPipeline>,
+        record: &ConnectionRecord,
+        sent: Moment,
+        answer: Result<T, Failure>,
+    ) {
         let is_not_sent = answer.as_ref().is_err_and(is_not_sent);
         if is_not_sent && !record.is_given_up() {
             let mut state = pipeline.state.lock();
             match &state.connection {
                 Some(connection) => return self.send_now(pipeline, connection),
-                None if !state.is_closed => return state.add_waiting(self),
+                None if !state.is_closed => return state.add_waiting_request(self),
                 None => {}
             }
         }
@@ -298,7 +304,7 @@ where
             _ if is_from_quorum(&answer) => pipeline.store.acknowledged(sent),
             _ => {}
         }
-        self.answer(answer);
+        self.deliver_answer(answer);
     }
 }
 

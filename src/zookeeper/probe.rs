@@ -16,9 +16,9 @@ use crate::session::retry::within;
 use crate::session::thread::sleep;
 use crate::telemetry::log::emit;
 use crate::zookeeper::connections::ConnectConfig;
-use crate::zookeeper::lookup::{TcpStream, connect, look_up_addresses};
+use crate::zookeeper::lookup::{TcpStream, connect_to_first, look_up_addresses};
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::servers::{Server, Servers};
+use crate::zookeeper::servers::{ConnectString, Server};
 
 /// The time limit of a probe during an outage. Any probe also repeats the look-up of a name that is not answered for
 /// this long.
@@ -35,7 +35,7 @@ const END_OF_LINE: Duration = Duration::from_millis(250);
 /// The number of bytes of an answer to `srvr` that are enough to identify the peer. The rest is not read.
 const ENOUGH: usize = 4096;
 
-/// The number of bytes of an answer after which [`four_letter_word`] does not read the rest.
+/// The number of bytes of an answer after which [`send_four_letter_word`] does not read the rest.
 const MOST: usize = 64 << 20;
 
 /// The most characters of a peer's answer that a message shows.
@@ -55,7 +55,7 @@ pub(super) async fn probe_for_reason(config: &ConnectConfig, limit: Duration) ->
     // A limit above an hour counts as an hour, so that the sum does not overflow.
     let deadline = Instant::now() + limit.min(Duration::from_secs(3600));
     let servers = &config.servers.each;
-    let probes = servers.iter().map(|server| probe_one(server, &config.options, deadline));
+    let probes = servers.iter().map(|server| probe_server(server, &config.options, deadline));
     let (mut all, mut is_known) = (Vec::new(), true);
     for (server, answer) in servers.iter().zip(join_all(probes).await) {
         let (words, is_reason) = answer.map_or_else(|words| (words, true), |answer| describe_answer(&answer));
@@ -73,7 +73,7 @@ pub(super) async fn probe_for_reason(config: &ConnectConfig, limit: Duration) ->
 /// # Errors
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
 pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Duration) -> Result<String, Error> {
-    let config = ConnectConfig { servers: Servers::parse(servers)?, options: options.clone() };
+    let config = ConnectConfig { servers: ConnectString::parse(servers)?, options: options.clone() };
     Ok(probe_for_reason(&config, limit).await.words)
 }
 
@@ -83,17 +83,17 @@ pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Du
 /// # Errors
 /// A message if `server` is not a connect string, if the connection fails, or if the server has not closed the
 /// connection after its answer within `limit`.
-pub async fn four_letter_word(
+pub async fn send_four_letter_word(
     server: &str,
     word: &str,
     options: &ZooKeeperBuilder,
     limit: Duration,
 ) -> Result<String, String> {
-    let servers = Servers::parse(server).map_err(|error| error.to_string())?;
+    let servers = ConnectString::parse(server).map_err(|error| error.to_string())?;
     let server = &servers.each[0];
     let answered = async {
         let found = look_up_addresses(&server.host_and_port(), PROBE_LIMIT).await.map_err(io::Error::other)?;
-        let mut stream = shake_hands(connect(&found).await?, &server.host, options).await?;
+        let mut stream = shake_hands(connect_to_first(&found).await?, &server.host, options).await?;
         send(&mut *stream, word.as_bytes()).await?;
         let mut answer = Vec::new();
         while answer.len() < MOST && receive(&mut *stream, &mut answer).await? > 0 {}
@@ -105,12 +105,12 @@ pub async fn four_letter_word(
 
 /// Probes one server. Returns what the server has sent, usually the answer to `srvr`, or a message that says which step
 /// failed.
-async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
+async fn probe_server(server: &Server, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
     let found = within_deadline(deadline, look_up_addresses(&server.host_and_port(), PROBE_LIMIT)).await;
     let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
-    let stream = within_deadline(deadline, connect(&addresses)).await;
+    let stream = within_deadline(deadline, connect_to_first(&addresses)).await;
     let mut stream = match stream.ok_or("does not answer")? {
         Ok(stream) => stream,
         // The server has closed the connection before `connect` returned.
@@ -134,7 +134,7 @@ async fn probe_one(server: &Server, options: &ZooKeeperBuilder, deadline: Instan
     let mut stream =
         opened.map_err(|error| tls_problem(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match within_deadline(deadline, send_srvr(&mut *stream, &mut answer)).await {
+    match within_deadline(deadline, ask_srvr(&mut *stream, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
         Some(read) => Err(read.err().and_then(|error| tls_problem(&error)).unwrap_or_else(closed)),
         None => Err("takes connections, and answers nothing".to_owned()),
@@ -148,7 +148,7 @@ const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
 /// Sends `srvr`, and reads the answer until its end, until the peer pauses, or until [`ENOUGH`] bytes have come.
-async fn send_srvr(stream: &mut dyn ByteStream, answer: &mut Vec<u8>) -> io::Result<()> {
+async fn ask_srvr(stream: &mut dyn ByteStream, answer: &mut Vec<u8>) -> io::Result<()> {
     send(stream, b"srvr").await?;
     if let Some(first) = within(sleep(END_OF_LINE), receive(stream, answer)).await {
         first?;
@@ -202,7 +202,7 @@ fn tls_problem(error: &io::Error) -> Option<String> {
             rustls::Error::InvalidMessage(_) => "the port may be one for clear text: ",
             _ => "",
         };
-        let cure = crate::zookeeper::tls::advice(cause).map(|cure| format!(": {cure}")).unwrap_or_default();
+        let cure = crate::zookeeper::tls::tls_error_advice(cause).map(|cure| format!(": {cure}")).unwrap_or_default();
         return Some(format!("TLS: {what}{error}{cure}"));
     }
     None

@@ -205,7 +205,7 @@ impl Credentials {
                 let is_misread = user.is_empty() || user.contains(['"', '\\']);
                 let problem = "it must not be empty, nor contain quotation marks or backslashes";
                 let problem = is_misread.then(|| problem.to_owned()).or_else(|| invisible_char_problem(user, password));
-                (format!("SASL user {}", quoted(user)), problem.or_else(|| hash_problem(user, password)))
+                (format!("SASL user {}", quoted(user)), problem.or_else(|| hash_charset_problem(user, password)))
             }
             #[cfg(zk_rwlock_gssapi)]
             Credentials::Gssapi { service, host } => {
@@ -243,14 +243,14 @@ impl Credentials {
     }
 
     /// Returns whether the login needs the server's name.
-    pub(super) fn needs_host_names(&self) -> bool {
+    pub(super) fn needs_server_name(&self) -> bool {
         #[cfg(zk_rwlock_gssapi)]
         return matches!(self, Credentials::Gssapi { host: None, .. });
         #[cfg(not(zk_rwlock_gssapi))]
         return false;
     }
 
-    pub(super) fn add_to(&self, connector: zk::Connector) -> zk::Connector {
+    pub(super) fn add_to_connector(&self, connector: zk::Connector) -> zk::Connector {
         match self {
             Credentials::Digest { user, password } => {
                 connector.with_auth("digest", format!("{user}:{password}").as_bytes())
@@ -289,7 +289,7 @@ fn invisible_char_problem(user: &str, password: &str) -> Option<String> {
 /// ISO 8859-1 if that character set has all its characters (RFC 2831, section 2.1.2.1), but the client crate hashes
 /// every text in UTF-8. So the hashes of such a text differ unless it is ASCII.
 #[cfg(feature = "sasl-digest-md5")]
-fn hash_problem(user: &str, password: &str) -> Option<String> {
+fn hash_charset_problem(user: &str, password: &str) -> Option<String> {
     let differs = |text: &str| !text.is_ascii() && text.chars().all(|c| c <= '\u{ff}');
     let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| differs(text));
     whose.map(|(whose, _)| {

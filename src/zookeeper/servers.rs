@@ -18,7 +18,7 @@ const LONGEST_ROOT: usize = 65_536;
 
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
-pub(super) struct Servers {
+pub(super) struct ConnectString {
     pub(super) each: Vec<Server>,
     text: String,
     /// The offset in bytes at which the root begins in the text. The root is the path at the end.
@@ -36,10 +36,10 @@ pub(super) struct Server {
     pub(super) port: u16,
 }
 
-impl Servers {
+impl ConnectString {
     /// Parses a connect string. This parser is stricter than the client crate's, which accepts `::::` as a host. The
     /// crate would then try to resolve that host until its timeout.
-    pub(super) fn parse(text: &str) -> Result<Servers, Error> {
+    pub(super) fn parse(text: &str) -> Result<ConnectString, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = last + scheme_of(&text[last..]).map_or(0, str::len);
         let root = text[address..].find('/').map_or(text.len(), |slash| address + slash);
@@ -52,7 +52,7 @@ impl Servers {
         }
         let server = |text: &str| Server::parse(text).map_err(|problem| refused(text, problem));
         let each = text[..root].split(',').map(server).collect::<Result<_, _>>()?;
-        let servers = Servers { each, text: text.to_owned(), root };
+        let servers = ConnectString { each, text: text.to_owned(), root };
         match servers.root() {
             "" => Ok(servers),
             root if validation::is_zookeepers_own(root) => {
@@ -82,8 +82,8 @@ impl Servers {
 ///
 /// # Errors
 /// [`Error::InvalidInput`] if `servers` is not a connect string.
-pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
-    let servers = Servers::parse(servers)?;
+pub fn split_connect_string(servers: &str) -> Result<Vec<String>, Error> {
+    let servers = ConnectString::parse(servers)?;
     Ok(servers.each.iter().map(|server| format!("{}{}", server.text, servers.root())).collect())
 }
 
@@ -115,7 +115,7 @@ impl Server {
                 if port.matches(':').count() > 1 {
                     return Err("has too many colons; an IPv6 address goes into brackets, as in [::1]:2181");
                 }
-                (host, is_name(host), port)
+                (host, is_host_name(host), port)
             }
         };
         if !is_host {
@@ -143,14 +143,14 @@ fn unknown_scheme(server: &str) -> Option<&str> {
     is_scheme.then(|| &server[..scheme.len() + "://".len()])
 }
 
-fn is_name(host: &str) -> bool {
+fn is_host_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))
 }
 
 /// Returns whether this is an IPv6 address, with or without the name of a network interface (`fe80::1%eth0`).
 fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').map_or((host, None), |(address, it)| (address, Some(it)));
-    address.parse::<Ipv6Addr>().is_ok() && interface.is_none_or(is_name)
+    address.parse::<Ipv6Addr>().is_ok() && interface.is_none_or(is_host_name)
 }
 
 #[cfg(test)]
@@ -170,9 +170,9 @@ mod tests {
             "zk1:2181/zookeepers",
             "zk1:2181/apps/zookeeper",
         ] {
-            assert!(Servers::parse(servers).is_ok(), "{servers:?}: {:?}", Servers::parse(servers));
+            assert!(ConnectString::parse(servers).is_ok(), "{servers:?}: {:?}", ConnectString::parse(servers));
         }
-        assert!(Servers::parse(&format!("zk1:2181/{}", "long".repeat(500))).is_ok());
+        assert!(ConnectString::parse(&format!("zk1:2181/{}", "long".repeat(500))).is_ok());
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
             ("zk1:2181//apps", "empty component"),
             ("zk1:2181/\u{1f512}", "character that ZooKeeper does not allow"),
         ] {
-            let error = Servers::parse(servers).unwrap_err().to_string();
+            let error = ConnectString::parse(servers).unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("servers"), "{servers:?}: {error}");
         }
     }
@@ -223,7 +223,7 @@ mod tests {
             ("tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", &["zk1", "::1"], "/apps/billing"),
             ("tcp+tls://[fe80::1%eth0]", &["fe80::1%eth0"], ""),
         ] {
-            let servers = Servers::parse(text).unwrap();
+            let servers = ConnectString::parse(text).unwrap();
             let found: Vec<_> = servers.each.iter().map(|server| server.host.as_str()).collect();
             assert_eq!((found.as_slice(), servers.root()), (hosts, root), "{text}");
             assert_eq!(format!("{}{}", servers.without_root(), servers.root()), text);
@@ -232,9 +232,9 @@ mod tests {
 
     #[test]
     fn an_overlong_root_is_refused_with_a_short_error() {
-        assert!(Servers::parse(&format!("zk1/{}", "a".repeat(65_535))).is_ok());
+        assert!(ConnectString::parse(&format!("zk1/{}", "a".repeat(65_535))).is_ok());
         for bytes in [65_536, 2_000_000] {
-            let error = Servers::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
+            let error = ConnectString::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
             assert!(error.ends_with("is longer than 65536 bytes") && error.len() < 4096, "{}", error.len());
         }
     }
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn a_server_has_a_scheme_a_host_and_a_port() {
         let text = "zk1,tcp://zk2:2182,tcp+tls://[::1]:2183,[fe80::1%eth0]/apps";
-        let servers = Servers::parse(text).unwrap();
+        let servers = ConnectString::parse(text).unwrap();
         let each = |of: fn(&Server) -> String| servers.each.iter().map(of).collect::<Vec<_>>();
         assert_eq!(servers.as_str(), text);
         assert_eq!(each(|it| it.text.clone()).join(",") + "/apps", text);
@@ -256,13 +256,13 @@ mod tests {
     fn a_fuzzed_list_is_refused_or_parsed_back() {
         let samples =
             ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];
-        fuzz_text(&samples, |text| match Servers::parse(text) {
+        fuzz_text(&samples, |text| match ConnectString::parse(text) {
             Ok(servers) => {
                 assert_eq!(format!("{}{}", servers.without_root(), servers.root()), text);
                 assert!(servers.root().is_empty() || validation::path_problem(servers.root()).is_none());
                 for server in &servers.each {
                     let address = server.host_and_port();
-                    let again = Servers::parse(&address).expect(&address);
+                    let again = ConnectString::parse(&address).expect(&address);
                     assert_eq!(
                         (&again.each[0].host, again.each[0].host_and_port()),
                         (&server.host, server.host_and_port())

@@ -24,11 +24,11 @@ use crate::telemetry::debug::debug;
 use crate::telemetry::log;
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::{ClickHouseMark, ServerFeatures};
-use crate::zookeeper::connection::Target;
-use crate::zookeeper::connections::{Connections, LeaveServerRequest, ServerFinder};
-use crate::zookeeper::link::Link;
-use crate::zookeeper::pipeline::{Pipeline, RequestKind};
-use crate::zookeeper::translate::{self, commit, is_removal, mode};
+use crate::zookeeper::connection::ConnectTarget;
+use crate::zookeeper::connections::{LeaveServerRequest, ServerFinder, SessionConnections};
+use crate::zookeeper::link::OpenedConnection;
+use crate::zookeeper::pipeline::{RequestKind, RequestPipeline};
+use crate::zookeeper::translate::{self, commit, create_mode, is_removal};
 use crate::zookeeper::watches::WatchKind;
 
 /// The most bytes that the paths of a session's ephemeral nodes may have together. The transaction that ends a session
@@ -41,7 +41,7 @@ const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
-    pub(super) connections: Arc<Connections>,
+    pub(super) connections: Arc<SessionConnections>,
     /// A channel whose sender is dropped when the session has no connection any more, and will have none.
     pub(super) follower: watch::Receiver<()>,
     /// For how many more bytes of paths of ephemeral nodes the session has room.
@@ -54,13 +54,13 @@ impl ZooKeeperSession {
     /// Creates a session on its first connection, whose handshake was sent at `started` or later, and starts its
     /// background tasks. Fails if the options leave no time to renew the lease.
     pub(super) fn new(
-        (link, target): (Link, Target),
+        (connection, target): (OpenedConnection, ConnectTarget),
         mut finder: ServerFinder,
         background: &Arc<BackgroundThread>,
         started: Moment,
         keeper: Arc<ClickHouseMark>,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
-        let (client, options) = (&link.client, &finder.config.options);
+        let (client, options) = (&connection.client, &finder.config.options);
         options.check_lease().map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
         let store = Arc::new(SessionStore::new(options.new_lease()));
         store.began(started);
@@ -68,9 +68,9 @@ impl ZooKeeperSession {
         let id = client.session_id().0;
         log::mark_sessions_begun();
         background.sessions.lock().insert(id);
-        keeper.learn_from_session_id(id);
-        let connections = Arc::new(Connections {
-            pipeline: Arc::new(Pipeline::new(&store, background)),
+        keeper.mark_by_session_id(id);
+        let connections = Arc::new(SessionConnections {
+            pipeline: Arc::new(RequestPipeline::new(&store, background)),
             rights: options.own_rights(),
             whom: options.describe_user(),
             features: ServerFeatures::of_session(id, keeper),
@@ -84,10 +84,10 @@ impl ZooKeeperSession {
             store,
             config: finder.config.clone(),
         });
-        let mut served = connections.serve(link, target);
+        let mut served = connections.start_serving(connection, target);
         connections.mark_connected(&mut served, &mut finder.attempts, true);
-        let serving = Arc::clone(&connections).run(served, finder, asked);
-        background.spawn(connections.supervised(serving).map(move |()| drop(follows)));
+        let serving = Arc::clone(&connections).serve_session(served, finder, asked);
+        background.spawn(connections.end_session_on_panic(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {
             connections,
             follower,
@@ -96,7 +96,7 @@ impl ZooKeeperSession {
         });
         let shared: Arc<dyn Session> = session.clone();
         let kept_alive = keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER);
-        background.spawn(session.connections.supervised(kept_alive));
+        background.spawn(session.connections.end_session_on_panic(kept_alive));
         Ok(session)
     }
 
@@ -111,12 +111,12 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
-    /// Sends a request about the node at `path`, as [`Pipeline::send`] does.
-    fn send_about<T, F>(
+    /// Sends a request about the node at `path`, as [`RequestPipeline::send`] does.
+    fn send_request<T, F>(
         &self,
         kind: RequestKind,
         path: &str,
-        send: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
+        send: impl Fn(Arc<zk::Client>, Arc<SessionConnections>, Arc<str>) -> F + Send + 'static,
     ) -> Reply<T>
     where
         T: Send + 'static,
@@ -126,17 +126,17 @@ impl ZooKeeperSession {
         self.connections.pipeline.send(kind, move |client| send(client, Arc::clone(&it), Arc::clone(&path)))
     }
 
-    /// Sends a read that needs the right `READ` on `path`, as [`Pipeline::send`] does.
-    fn read<T, F>(
+    /// Sends a read that needs the right `READ` on `path`, as [`RequestPipeline::send`] does.
+    fn send_read<T, F>(
         &self,
         path: &str,
-        read: impl Fn(Arc<zk::Client>, Arc<Connections>, Arc<str>) -> F + Send + 'static,
+        read: impl Fn(Arc<zk::Client>, Arc<SessionConnections>, Arc<str>) -> F + Send + 'static,
     ) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, zk::Error>> + Send + 'static,
     {
-        self.send_about(RequestKind::Read, path, move |client, it, path| {
+        self.send_request(RequestKind::Read, path, move |client, it, path| {
             let answer = read(client, Arc::clone(&it), Arc::clone(&path));
             async move { answer.await.map_err(|error| it.translate_error(error, ("READ", &path))) }
         })
@@ -178,25 +178,29 @@ impl Session for ZooKeeperSession {
             kind => kind,
         };
         let data: Arc<[u8]> = data.into();
-        self.send_about(RequestKind::Write, path, move |client, it, path| {
+        self.send_request(RequestKind::Write, path, move |client, it, path| {
             let (data, newest) = (Arc::clone(&data), it.store.newest_zxid());
             async move {
                 let failure = |error| it.translate_error(error, ("CREATE", parent(&path)));
-                let options = mode(kind).with_acls(zk::Acls::new(&it.rights.acl.entries));
+                let options = create_mode(kind).with_acls(zk::Acls::new(&it.rights.acl.entries));
                 let created = client.create(&path, &data, &options).await;
                 let (stat, sequence) = match kind {
-                    Kind::Container => it.features.containers.learn_from_answer(created, failure)?,
+                    Kind::Container => it.features.containers.record_if_unimplemented(created, failure)?,
                     _ => created.map_err(failure)?,
                 };
                 let path =
                     if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path.to_string() };
-                if stat.czxid <= newest { Err(it.end_after_restore()) } else { Ok(translate::created(path, &stat)) }
+                if stat.czxid <= newest {
+                    Err(it.end_session_after_restore())
+                } else {
+                    Ok(translate::translate_created(path, &stat))
+                }
             }
         })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        self.send_about(RequestKind::Removal, path, |client, it, path| async move {
+        self.send_request(RequestKind::Removal, path, |client, it, path| async move {
             client.delete(&path, None).await.map_err(|error| it.translate_error(error, ("DELETE", parent(&path))))
         })
     }
@@ -207,22 +211,22 @@ impl Session for ZooKeeperSession {
         }
         // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read,
         // whether the root exists or not.
-        self.send_about(RequestKind::Read, "/", |client, it, _| make_root(client, it))
+        self.send_request(RequestKind::Read, "/", |client, it, _| make_root(client, it))
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        self.read(path, |client, it, path| async move {
+        self.send_read(path, |client, it, path| async move {
             let (names, stat) = client.get_children(&path).await?;
             it.store.record_zxid(stat.mzxid);
-            Ok((names, Some(translate::stat(&stat))))
+            Ok((names, Some(translate::translate_stat(&stat))))
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        self.read(path, |client, it, path| async move {
+        self.send_read(path, |client, it, path| async move {
             let (data, stat) = client.get_data(&path).await?;
             it.store.record_zxid(stat.mzxid);
-            Ok((data, translate::stat(&stat)))
+            Ok((data, translate::translate_stat(&stat)))
         })
     }
 
@@ -231,17 +235,19 @@ impl Session for ZooKeeperSession {
             return request::join_readable(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
-        self.send_about(RequestKind::Read, &paths[0], move |client, it, first| {
+        self.send_request(RequestKind::Read, &paths[0], move |client, it, first| {
             let each = Arc::clone(&each);
             async move {
                 let read = translate::data_of_each(&client, &each).await;
-                it.features.multi_read.learn_from_answer(read, |error| it.translate_error(error, ("READ", &first)))
+                it.features
+                    .multi_read
+                    .record_if_unimplemented(read, |error| it.translate_error(error, ("READ", &first)))
             }
         })
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        self.read(path, |client, it, path| {
+        self.send_read(path, |client, it, path| {
             let connection = it.watches.connection_number();
             async move {
                 let (_, stat, watcher) = client.get_and_watch_data(&path).await?;
@@ -251,7 +257,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
-        self.read(path, |client, it, path| {
+        self.send_read(path, |client, it, path| {
             let connection = it.watches.connection_number();
             async move {
                 let (names, stat, watcher) = client.get_and_watch_children(&path).await?;
@@ -261,10 +267,9 @@ impl Session for ZooKeeperSession {
     }
 
     fn wider_rights(&self, path: &str) -> Reply<Vec<String>> {
-        self.read(
-            path,
-            |client, it, path| async move { Ok(it.rights.rights_beyond_own(&client.get_acl(&path).await?.0)) },
-        )
+        self.send_read(path, |client, it, path| async move {
+            Ok(it.rights.rights_beyond_own(&client.get_acl(&path).await?.0))
+        })
     }
 
     fn refuses_wider_rights(&self) -> bool {
@@ -287,7 +292,7 @@ impl Session for ZooKeeperSession {
             async move {
                 let (outcomes, newest) = commit(&client, &operations, &it.rights.acl, &it.whom).await?;
                 it.store.record_zxid(newest);
-                if (1..=before).contains(&newest) { Err(it.end_after_restore()) } else { Ok(outcomes) }
+                if (1..=before).contains(&newest) { Err(it.end_session_after_restore()) } else { Ok(outcomes) }
             }
         })
     }
@@ -306,7 +311,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        self.connections.background.spawn(self.connections.supervised(task));
+        self.connections.background.spawn(self.connections.end_session_on_panic(task));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -324,7 +329,7 @@ impl Drop for ZooKeeperSession {
 debug!(ZooKeeperSession as "ZooKeeperSession", |it| id: it.id(), lease: it.lease());
 
 /// Creates the path at the end of the connect string, unless it exists.
-async fn make_root(client: Arc<zk::Client>, it: Arc<Connections>) -> Result<(), Failure> {
+async fn make_root(client: Arc<zk::Client>, it: Arc<SessionConnections>) -> Result<(), Failure> {
     let root = client.path().to_owned();
     if client.check_stat("/").await.map_err(|error| it.translate_error(error, ("READ", &root)))?.is_some() {
         return Ok(());

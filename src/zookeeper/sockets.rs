@@ -31,21 +31,21 @@ impl SocketSnapshot {
     /// Notes the connected sockets near the lowest free file descriptor. Called before the client crate connects.
     pub(super) fn take() -> SocketSnapshot {
         let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
-        SocketSnapshot { lowest, before: sockets_near(lowest).collect() }
+        SocketSnapshot { lowest, before: peers_near(lowest).collect() }
     }
 
     /// Sets the option on the sockets that are not in the snapshot, and returns on how many this has succeeded. Only
     /// sockets to `address` count, or, without an address, sockets to `port`.
-    pub(super) fn set_nodelay(&self, address: Option<SocketAddr>, port: u16) -> usize {
+    pub(super) fn set_nodelay_on_new(&self, address: Option<SocketAddr>, port: u16) -> usize {
         let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
         let is_to =
             |it: &(RawFd, SocketAddr)| address.map_or(it.1.port() == port, |address| canonical(address) == it.1);
-        let new = sockets_near(self.lowest).filter(is_new).filter(is_to);
+        let new = peers_near(self.lowest).filter(is_new).filter(is_to);
         new.filter(|(number, _)| setsockopt(*number, TcpNoDelay, &true).is_ok()).count()
     }
 }
 
-fn sockets_near(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
+fn peers_near(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
     ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
 }
 
@@ -82,8 +82,8 @@ mod tests {
         let to_other = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         let no_tcp = UdpSocket::bind("127.0.0.1:0").unwrap();
         no_tcp.connect(other.local_addr().unwrap()).unwrap();
-        assert_eq!(sockets.set_nodelay(Some(address), 0), 1);
-        assert_eq!(sockets.set_nodelay(None, address.port()), 1);
+        assert_eq!(sockets.set_nodelay_on_new(Some(address), 0), 1);
+        assert_eq!(sockets.set_nodelay_on_new(None, address.port()), 1);
         assert_eq!([&earlier, &new, &to_other].map(|it| it.nodelay().unwrap()), [false, true, false]);
     }
 }

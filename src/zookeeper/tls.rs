@@ -118,7 +118,7 @@ impl Tls {
 
     /// Returns the TLS configuration for the probes' handshakes. It has the same certificates as the client crate's.
     pub(super) fn rustls_config(&self) -> Result<ClientConfig, rustls::Error> {
-        let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+        let builder = ClientConfig::builder_with_provider(crypto_provider()).with_safe_default_protocol_versions()?;
         let own = self.probe_certs.lock();
         let builder = builder.with_webpki_verifier(Arc::clone(&own.verifier));
         match &own.identity {
@@ -135,7 +135,7 @@ impl Tls {
 debug!(Tls as "Tls", |_it|);
 
 /// Refuses a host name that no certificate can carry, because the client crate would panic over that name.
-pub(crate) fn check_host(host: &str) -> Result<(), Error> {
+pub(crate) fn check_verifiable_host(host: &str) -> Result<(), Error> {
     match ServerName::try_from(host) {
         Ok(_) => Ok(()),
         Err(_) => {
@@ -174,7 +174,7 @@ const USABLE_KEYS: &str = "it is none of the keys that TLS takes here: RSA from 
      sign a new certificate";
 
 /// Returns what to do about a refused certificate or key, if the error has one of three common causes.
-pub(super) fn advice(error: &rustls::Error) -> Option<&'static str> {
+pub(super) fn tls_error_advice(error: &rustls::Error) -> Option<&'static str> {
     // The types of these errors belong to another crate, so the errors are recognized by their text.
     let text = error.to_string();
     let is = |name: &str| text.contains(name);
@@ -229,7 +229,7 @@ fn parse_ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> 
     }
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()).collect();
     let lists = lists.map_err(|error| broken(&error))?;
-    let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider())
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), crypto_provider())
         .with_crls(lists)
         .build()
         .map_err(|error| broken(&error))?;
@@ -248,8 +248,8 @@ fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnId
     }
     let private = PrivateKeyDer::from_pem_slice(key.as_bytes());
     let private = private.map_err(|error| broken(&format!("the private key: {}", why_unreadable(key, &error))))?;
-    let fit = CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
-    fit.map_err(|error| match (advice(&error), &error) {
+    let fit = CertifiedKey::from_der(chain.clone(), private.clone_key(), &crypto_provider());
+    fit.map_err(|error| match (tls_error_advice(&error), &error) {
         (None, _) => broken(&error),
         (Some(cure), rustls::Error::InvalidCertificate(_)) => broken(&format!("the certificate: {cure}")),
         (Some(cure), _) => broken(&format!("the private key: {cure}")),
@@ -260,7 +260,7 @@ fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnId
 
 /// Returns the `CryptoProvider` that the client crate will use: the process's default one. If there is none, installs
 /// `aws-lc-rs` first. Without a default, the crate would panic if the program has two providers compiled in.
-fn provider() -> Arc<CryptoProvider> {
+fn crypto_provider() -> Arc<CryptoProvider> {
     if let Some(provider) = CryptoProvider::get_default() {
         return Arc::clone(provider);
     }

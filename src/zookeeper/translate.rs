@@ -11,7 +11,7 @@ use crate::queue::metadata::LAST_WRITTEN;
 use crate::session::request::{Contents, Created, Denied, Ending, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
-pub(super) fn mode(kind: Kind) -> zk::CreateMode {
+pub(super) fn create_mode(kind: Kind) -> zk::CreateMode {
     match kind {
         Kind::Persistent => zk::CreateMode::Persistent,
         Kind::Container => zk::CreateMode::Container,
@@ -30,14 +30,14 @@ pub(super) async fn commit(
 ) -> Result<(Vec<Outcome>, i64), Failure> {
     let failure = |index: usize, error| {
         let needs = operations.get(index).map(Operation::required_right).unwrap_or_default();
-        failure(error, needs, whom)
+        translate_error(error, needs, whom)
     };
     let of = |index: usize| move |error| Failure::Operation { index, failure: Box::new(failure(index, error)) };
     let mut writer = client.new_multi_writer();
     for (index, operation) in operations.iter().enumerate() {
         let added = match operation {
             Operation::Create { path, data, kind } => {
-                writer.add_create(path, data, &mode(*kind).with_acls(zk::Acls::new(&acl.entries)))
+                writer.add_create(path, data, &create_mode(*kind).with_acls(zk::Acls::new(&acl.entries)))
             }
             Operation::Set { path, data, version } => writer.add_set_data(path, data, *version),
             Operation::Delete { path, version } => writer.add_delete(path, *version),
@@ -49,7 +49,7 @@ pub(super) async fn commit(
         zk::MultiWriteError::RequestFailed { source } => failure(0, source),
         zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
     })?;
-    let (outcomes, zxids): (_, Vec<_>) = results.into_iter().map(outcome).unzip();
+    let (outcomes, zxids): (_, Vec<_>) = results.into_iter().map(outcome_and_zxid).unzip();
     Ok((outcomes, zxids.into_iter().max().unwrap_or_default()))
 }
 
@@ -64,7 +64,7 @@ pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Resul
         return Err(none());
     }
     let node = |node| match node {
-        zk::MultiReadResult::Data { data, stat: of_node } => Ok(Some((data, stat(&of_node)))),
+        zk::MultiReadResult::Data { data, stat: of_node } => Ok(Some((data, translate_stat(&of_node)))),
         zk::MultiReadResult::Error { err: zk::Error::NoNode | zk::Error::NoAuth } => Ok(None),
         zk::MultiReadResult::Error { err } => Err(err),
         _ => Err(zk::Error::UnexpectedError("an answer to another request".to_owned())),
@@ -73,7 +73,7 @@ pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Resul
 }
 
 /// Returns the outcome of an operation, and the transaction's id, or 0 if the result does not show the id.
-fn outcome(result: zk::MultiWriteResult) -> (Outcome, i64) {
+fn outcome_and_zxid(result: zk::MultiWriteResult) -> (Outcome, i64) {
     match result {
         zk::MultiWriteResult::Create { stat, .. } => (Outcome::Created, stat.mzxid),
         zk::MultiWriteResult::SetData { stat } => (Outcome::Set { version: stat.version }, stat.mzxid),
@@ -90,7 +90,7 @@ fn outcome(result: zk::MultiWriteResult) -> (Outcome, i64) {
 /// an unknown outcome is retried and the session lives on.
 ///
 /// `right` is the right that the request needs on `node`. `whom` describes the client's user.
-pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), whom: &str) -> Failure {
+pub(super) fn translate_error(error: zk::Error, (right, node): (&'static str, &str), whom: &str) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
         zk::Error::NodeExists => Failure::NodeExists,
@@ -119,24 +119,24 @@ pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), who
     }
 }
 
-pub(super) fn stat(stat: &zk::Stat) -> Stat {
+pub(super) fn translate_stat(stat: &zk::Stat) -> Stat {
     Stat {
         czxid: stat.czxid,
         version: stat.version,
-        ctime: time(stat.ctime),
-        mtime: time(stat.mtime),
+        ctime: time_from_millis(stat.ctime),
+        mtime: time_from_millis(stat.mtime),
         ephemeral_owner: stat.ephemeral_owner,
         data_length: usize::try_from(stat.data_length).unwrap_or(0),
     }
 }
 
-pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
-    Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
+pub(super) fn translate_created(path: String, stat: &zk::Stat) -> Created {
+    Created { path, czxid: stat.czxid, ctime: time_from_millis(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
 /// Converts a time of the ensemble's clock, in milliseconds since 1970. The sign is dropped, and a time too late to be
 /// printed becomes the latest time that can be printed.
-pub(super) fn time(milliseconds: i64) -> SystemTime {
+pub(super) fn time_from_millis(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_WRITTEN)
 }
 
@@ -178,14 +178,14 @@ mod tests {
     #[test]
     fn any_time_of_a_server_can_be_printed() {
         for milliseconds in [0, 1, -1, i64::MAX, i64::MIN] {
-            assert!(!humantime::format_rfc3339_millis(time(milliseconds)).to_string().is_empty());
+            assert!(!humantime::format_rfc3339_millis(time_from_millis(milliseconds)).to_string().is_empty());
         }
     }
 
     #[test]
     fn only_a_clear_refusal_means_not_executed() {
         use zk::Error::*;
-        let failure = |error| failure(error, ("READ", "/lock"), "digest user \"a\"");
+        let failure = |error| translate_error(error, ("READ", "/lock"), "digest user \"a\"");
         let denied = failure(NoAuth);
         assert_eq!(denied.to_string(), "permission denied: no READ on /lock for digest user \"a\"");
         for (error, expected) in [

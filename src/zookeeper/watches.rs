@@ -2,9 +2,9 @@
 //! [`WatchKey`] arms its watch again, however many tasks wait for the event.
 //!
 //! The client crate has a watcher for each watch that was armed on a connection. These watchers are polled on the
-//! library's thread only: when they are armed, and right after the crate has received something ([`Watches::deliver`]).
-//! So an event is delivered before any later answer. Once their connection is lost, the watchers are dropped
-//! ([`Watches::disarm`]), because a poll would panic.
+//! library's thread only: when they are armed, and right after the crate has received something
+//! ([`Watches::deliver_events`]). So an event is delivered before any later answer. Once their connection is lost, the
+//! watchers are dropped ([`Watches::disarm_all`]), because a poll would panic.
 //!
 //! The read after a reconnect never causes the event [`Event::Changed`]. Waiters take that event for the release of the
 //! lock, but a changed stat does not prove a release.
@@ -63,19 +63,19 @@ struct WatchSlots {
 /// All watches of one key.
 #[derive(Default)]
 struct WatchSlot {
-    waiters: Vec<Waiter>,
+    waiters: Vec<WatchWaiter>,
     /// The crate's watcher of the present connection, which serves all waiters.
     watcher: Option<Watcher>,
 }
 
-struct Waiter {
+struct WatchWaiter {
     seen: SeenZxids,
     event: oneshot::Sender<Event>,
 }
 
-struct FiredWaker(WatchKey, Arc<Mutex<Vec<WatchKey>>>);
+struct FiredKeyWaker(WatchKey, Arc<Mutex<Vec<WatchKey>>>);
 
-impl Wake for FiredWaker {
+impl Wake for FiredKeyWaker {
     fn wake(self: Arc<Self>) {
         self.1.lock().push(self.0.clone());
     }
@@ -85,7 +85,7 @@ impl Wake for FiredWaker {
 /// the drop of a waiter wakes the caller's task, and the caller's waker may use the watches.
 type OutgoingEvents = Vec<(WatchSlot, Event)>;
 
-fn send_all(outgoing: OutgoingEvents) {
+fn send_events(outgoing: OutgoingEvents) {
     for (slot, event) in outgoing {
         for waiter in slot.waiters {
             // The event wakes the waiter's task. The waker is the user's code, and may panic.
@@ -102,10 +102,10 @@ impl WatchSlots {
 
     /// Polls the watcher of a slot, if there is one. If an event of the node has come, calls
     /// [`WatchSlots::remove_with_event`].
-    fn poll(&mut self, key: &WatchKey, fired: &Arc<Mutex<Vec<WatchKey>>>, to: &mut OutgoingEvents) {
+    fn poll_watcher(&mut self, key: &WatchKey, fired: &Arc<Mutex<Vec<WatchKey>>>, to: &mut OutgoingEvents) {
         let Some(slot) = self.by_key.get_mut(key) else { return };
         let Some(watcher) = &mut slot.watcher else { return };
-        let waker = Waker::from(Arc::new(FiredWaker(key.clone(), Arc::clone(fired))));
+        let waker = Waker::from(Arc::new(FiredKeyWaker(key.clone(), Arc::clone(fired))));
         let Poll::Ready(came) = watcher.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
         slot.watcher = None;
         if let Some(event) = event_for_waiters(came.event_type) {
@@ -141,7 +141,7 @@ impl Watches {
         let mut slots = self.slots.lock();
         let is_past = connection != slots.disarmed;
         let slot = slots.by_key.entry(key.clone()).or_default();
-        slot.waiters.push(Waiter { seen, event: sender });
+        slot.waiters.push(WatchWaiter { seen, event: sender });
         // All watchers of one key fire together, so one is enough. A watcher of a lost connection must not be polled.
         if slot.watcher.is_some() || is_past {
             drop(slots);
@@ -149,16 +149,16 @@ impl Watches {
         } else {
             slot.watcher = Some(Box::pin(watcher.changed()));
             // The event may have come together with the answer.
-            slots.poll(&key, &self.fired, &mut outgoing);
+            slots.poll_watcher(&key, &self.fired, &mut outgoing);
             drop(slots);
         }
-        send_all(outgoing);
+        send_events(outgoing);
         let mut armed = ArmedWatch { watches: Arc::clone(self), key, event };
         Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
     /// Delivers the events that have come since the last call.
-    pub(super) fn deliver(&self) {
+    pub(super) fn deliver_events(&self) {
         let fired = std::mem::take(&mut *self.fired.lock());
         if fired.is_empty() {
             return;
@@ -166,14 +166,14 @@ impl Watches {
         let mut outgoing = OutgoingEvents::default();
         let mut slots = self.slots.lock();
         for key in &fired {
-            slots.poll(key, &self.fired, &mut outgoing);
+            slots.poll_watcher(key, &self.fired, &mut outgoing);
         }
         drop(slots);
-        send_all(outgoing);
+        send_events(outgoing);
     }
 
     /// Drops the watchers of the present connection, which is lost. The watches stay.
-    pub(super) fn disarm(&self) {
+    pub(super) fn disarm_all(&self) {
         let mut slots = self.slots.lock();
         slots.disarmed += 1;
         let watchers: Vec<_> = slots.by_key.values_mut().filter_map(|it| it.watcher.take()).collect();
@@ -182,9 +182,9 @@ impl Watches {
     }
 
     /// Ends all watches, because the session is over. Each gets the event [`Event::Over`].
-    pub(super) fn end(&self) {
+    pub(super) fn end_all(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
-        send_all(slots.by_key.into_values().map(|slot| (slot, Event::Over)).collect());
+        send_events(slots.by_key.into_values().map(|slot| (slot, Event::Over)).collect());
     }
 
     pub(super) fn keys(&self) -> Vec<WatchKey> {
@@ -216,7 +216,7 @@ impl Watches {
                         slots.by_key.remove(key);
                     } else {
                         slot.watcher = watcher.map(|watcher| Box::pin(watcher.changed()) as Watcher);
-                        slots.poll(key, &self.fired, &mut outgoing);
+                        slots.poll_watcher(key, &self.fired, &mut outgoing);
                     }
                 }
             }
@@ -226,7 +226,7 @@ impl Watches {
             Err(_) => slots.remove_with_event(key, Event::LookAgain, &mut outgoing),
         }
         drop(slots);
-        send_all(outgoing);
+        send_events(outgoing);
         Ok(())
     }
 }
@@ -272,7 +272,7 @@ mod tests {
     fn event_after_rearm(kind: WatchKind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
         let watches = Watches::default();
         let (sender, mut event) = oneshot::channel();
-        let waiters = vec![Waiter { seen: SeenZxids::new(kind, &ARMED), event: sender }];
+        let waiters = vec![WatchWaiter { seen: SeenZxids::new(kind, &ARMED), event: sender }];
         let key = (Arc::from("/lock/node"), kind);
         watches.slots.lock().by_key.insert(key.clone(), WatchSlot { waiters, watcher: None });
         watches.record_rearm_answer(&key, answer.map(|stat| (stat, None))).expect("an answer about the node");

@@ -18,8 +18,9 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Attempts, Coordinator, Created, Ending, Event, Failed, Failure, Kind, Lease, Next, Operation, Outcome, Reply,
-    Session, SessionSlot, SessionStore, Stat, Target, Task, Watch, attempt_limit, keep_alive, reconnect_jitter,
+    AttemptFailure, Attempts, ConnectStep, ConnectTarget, Coordinator, Created, Ending, Event, Failure, Kind, Lease,
+    Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task, Watch, attempt_limit, keep_alive,
+    reconnect_jitter,
 };
 
 use super::polled::now;
@@ -263,22 +264,22 @@ impl Client {
         let timeout = self.habits.session_timeout;
         let mut attempts = Attempts::new(timeout, attempt_limit(timeout));
         let addresses: Vec<_> = (1..=ADDRESSES).map(|port| Some(([127, 0, 0, 1], port).into())).collect();
-        attempts.learn(0, &addresses, || self.random(u64::MAX));
+        attempts.record_addresses(0, &addresses, || self.random(u64::MAX));
         attempts
     }
 
     /// Waits until the next attempt may begin, as the library does. Returns the attempt's address, and how long it may take.
-    async fn next(&self, attempts: &mut Attempts, began: Instant) -> (Target, Duration) {
+    async fn next(&self, attempts: &mut Attempts, began: Instant) -> (ConnectTarget, Duration) {
         loop {
-            match attempts.next(began.elapsed()) {
-                Next::Attempt(target, limit) => return (target, limit),
-                Next::Pause(pause) => sleep(pause).await,
+            match attempts.next_step(began.elapsed()) {
+                ConnectStep::Attempt(target, limit) => return (target, limit),
+                ConnectStep::Pause(pause) => sleep(pause).await,
             }
         }
     }
 
-    fn why_failed(&self) -> Failed {
-        if self.is_reachable.load(Ordering::Relaxed) { Failed::Silent } else { Failed::Refused }
+    fn why_failed(&self) -> AttemptFailure {
+        if self.is_reachable.load(Ordering::Relaxed) { AttemptFailure::Silent } else { AttemptFailure::Refused }
     }
 
     /// Tries to open a session. Returns `None` if no server is reachable or none replies within `silence`.
@@ -298,8 +299,8 @@ impl Client {
         timeout(silence, answer).await.ok()?.ok()
     }
 
-    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The library's code decides about the attempts, and
-    /// computes the pauses between the rounds.
+    /// Opens a session as `open_or_resume_session` in `src/zookeeper/connect.rs` does. The library's code decides about the
+    /// attempts, and computes the pauses between the rounds.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let lost = lost.filter(|_| self.habits.pauses);
         let pause = |away| reconnect_jitter(away, self.habits.session_timeout, self.random(u64::MAX));
@@ -315,10 +316,10 @@ impl Client {
             if let Some(line) = self.open_once(limit).await {
                 return line;
             }
-            attempts.failed(target, self.why_failed(), began.elapsed());
+            attempts.record_failure(target, self.why_failed(), began.elapsed());
             if let Some(answered) = answered.filter(|_| attempts.is_round_over()) {
                 sleep(pause(answered.elapsed())).await;
-                attempts.rested();
+                attempts.record_pause();
             }
         }
     }
@@ -496,7 +497,7 @@ impl Line {
                     _ => {}
                 }
             }
-            attempts.failed(target, client.why_failed(), began.elapsed());
+            attempts.record_failure(target, client.why_failed(), began.elapsed());
         }
     }
 

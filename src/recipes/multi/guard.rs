@@ -11,7 +11,7 @@ use futures_util::future::{join_all, select_all};
 use crate::contend::contender::{Contender, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::observe::changes::{Changes, DropSignal, worst_of};
+use crate::observe::changes::{Changes, DropSignal, worst_state};
 use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
@@ -139,7 +139,7 @@ impl MultiGuard {
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.locks.iter().map(|held| held.hold_state())).unwrap_or(HoldState::Held),
+            None => worst_state(self.locks.iter().map(|held| held.hold_state())).unwrap_or(HoldState::Held),
         }
     }
 

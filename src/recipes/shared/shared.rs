@@ -265,7 +265,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// # Errors
     /// [`Error::InvalidInput`] says which option is wrong, and why.
     pub fn build(self) -> Result<Shared<T>, Error> {
-        validation::check_directory(&self.path)?;
+        validation::check_lock_directory(&self.path)?;
         let path = format!("{}/value", self.path);
         validation::check_path(&path)?;
         self.rules.check_name()?;

@@ -10,8 +10,8 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn target(server: usize) -> Target {
-    Target { server, address: Some(([10, 0, 0, 1], u16::try_from(server).unwrap() + 1).into()) }
+fn target(server: usize) -> ConnectTarget {
+    ConnectTarget { server, address: Some(([10, 0, 0, 1], u16::try_from(server).unwrap() + 1).into()) }
 }
 
 /// Returns the attempts of a client with this many servers, which it tries in the order of the connect string.
@@ -19,7 +19,7 @@ fn of(servers: usize) -> Attempts {
     let mut attempts = Attempts::new(TIMEOUT, attempt_limit(TIMEOUT));
     let mut place = 0;
     for server in 0..servers {
-        attempts.learn(server, &[target(server).address], || {
+        attempts.record_addresses(server, &[target(server).address], || {
             place += 1;
             place
         });
@@ -31,18 +31,18 @@ fn of(servers: usize) -> Attempts {
 /// its end.
 fn next(attempts: &mut Attempts, now: &mut Moment) -> (usize, Duration) {
     loop {
-        match attempts.next(*now) {
-            Next::Attempt(target, limit) => return (target.server, limit),
-            Next::Pause(pause) => *now += pause,
+        match attempts.next_step(*now) {
+            ConnectStep::Attempt(target, limit) => return (target.server, limit),
+            ConnectStep::Pause(pause) => *now += pause,
         }
     }
 }
 
 /// Lets the next `times` attempts fail for the reason `why`, and returns their servers.
-fn fail(attempts: &mut Attempts, now: &mut Moment, why: Failed, times: usize) -> Vec<usize> {
+fn fail(attempts: &mut Attempts, now: &mut Moment, why: AttemptFailure, times: usize) -> Vec<usize> {
     let one = |_| {
         let (server, _) = next(attempts, now);
-        attempts.failed(target(server), why, *now);
+        attempts.record_failure(target(server), why, *now);
         server
     };
     (0..times).map(one).collect()
@@ -61,25 +61,25 @@ fn limits_depend_on_the_session_timeout() {
 #[test]
 fn each_address_is_tried_once_before_any_is_tried_twice() {
     let (mut attempts, mut now) = (of(3), SECOND);
-    assert_eq!(attempts.clone().next(now), Next::Attempt(target(0), SECOND));
-    assert_eq!(fail(&mut attempts, &mut now, Failed::Refused, 6), [0, 1, 2, 0, 1, 2]);
-    assert_eq!(Attempts::new(TIMEOUT, SECOND).next(now), Next::Pause(Duration::MAX));
+    assert_eq!(attempts.clone().next_step(now), ConnectStep::Attempt(target(0), SECOND));
+    assert_eq!(fail(&mut attempts, &mut now, AttemptFailure::Refused, 6), [0, 1, 2, 0, 1, 2]);
+    assert_eq!(Attempts::new(TIMEOUT, SECOND).next_step(now), ConnectStep::Pause(Duration::MAX));
 }
 
 #[test]
 fn only_the_first_round_has_no_pauses() {
     let (mut attempts, mut now) = (of(2), SECOND);
-    fail(&mut attempts, &mut now, Failed::Refused, 2);
+    fail(&mut attempts, &mut now, AttemptFailure::Refused, 2);
     assert_eq!(now, SECOND);
     assert!(attempts.is_round_over());
     for round in 1..100 {
-        fail(&mut attempts, &mut now, Failed::Refused, 1);
+        fail(&mut attempts, &mut now, AttemptFailure::Refused, 1);
         assert_eq!(now, SECOND + round * TIMEOUT / 40);
     }
-    attempts.ready(target(0));
-    attempts.lost(target(0), now, false, false);
+    attempts.record_ready(target(0));
+    attempts.record_loss(target(0), now, false, false);
     let before = now;
-    fail(&mut attempts, &mut now, Failed::Refused, 2);
+    fail(&mut attempts, &mut now, AttemptFailure::Refused, 2);
     assert_eq!(now, before, "a ready connection begins a new first round");
 }
 
@@ -88,7 +88,7 @@ fn only_the_first_round_has_no_pauses() {
 fn a_connection_that_never_gets_ready_does_not_end_a_round() {
     let (mut attempts, mut now) = (of(1), SECOND);
     for _ in 0..41 {
-        fail(&mut attempts, &mut now, Failed::Refused, 1);
+        fail(&mut attempts, &mut now, AttemptFailure::Refused, 1);
     }
     assert_eq!(now, SECOND + TIMEOUT);
 }
@@ -99,32 +99,36 @@ fn a_silent_address_gets_more_time_and_comes_last() {
     let limits: Vec<_> = (0..6)
         .map(|_| {
             let (server, limit) = next(&mut attempts, &mut now);
-            attempts.failed(target(server), if server == 0 { Failed::Silent } else { Failed::Refused }, now);
+            attempts.record_failure(
+                target(server),
+                if server == 0 { AttemptFailure::Silent } else { AttemptFailure::Refused },
+                now,
+            );
             (server, limit.as_secs())
         })
         .collect();
     assert_eq!(limits, [(0, 1), (1, 1), (1, 1), (0, 2), (1, 1), (0, 4)]);
     for _ in 0..4 {
-        attempts.failed(target(0), Failed::Silent, now);
+        attempts.record_failure(target(0), AttemptFailure::Silent, now);
     }
-    assert_eq!(fail(&mut attempts, &mut now, Failed::Refused, 1), [1]);
-    assert_eq!(attempts.next(now + SECOND), Next::Attempt(target(0), TIMEOUT));
-    attempts.ready(target(0));
-    assert_eq!(attempts.next(now + SECOND), Next::Attempt(target(0), SECOND), "success resets the limit");
+    assert_eq!(fail(&mut attempts, &mut now, AttemptFailure::Refused, 1), [1]);
+    assert_eq!(attempts.next_step(now + SECOND), ConnectStep::Attempt(target(0), TIMEOUT));
+    attempts.record_ready(target(0));
+    assert_eq!(attempts.next_step(now + SECOND), ConnectStep::Attempt(target(0), SECOND), "success resets the limit");
 }
 
 #[test]
 fn attempts_stay_quick_while_a_lease_may_last() {
     let (mut attempts, mut now) = (of(1), SECOND);
     next(&mut attempts, &mut now);
-    attempts.ready(target(0));
-    attempts.lost(target(0), now, false, false);
+    attempts.record_ready(target(0));
+    attempts.record_loss(target(0), now, false, false);
     let lost = now;
     let mut limits = Vec::new();
     while limits.len() < 16 {
         let (_, limit) = next(&mut attempts, &mut now);
         now += limit;
-        attempts.failed(target(0), Failed::Silent, now);
+        attempts.record_failure(target(0), AttemptFailure::Silent, now);
         limits.push((limit.as_secs(), now < lost + TIMEOUT));
     }
     assert!(limits.iter().all(|(limit, is_early)| !is_early || *limit == 1), "{limits:?}");
@@ -134,61 +138,65 @@ fn attempts_stay_quick_while_a_lease_may_last() {
 #[test]
 fn a_stolen_session_goes_back_to_the_same_server_at_once() {
     let (mut attempts, mut now) = (of(3), SECOND);
-    fail(&mut attempts, &mut now, Failed::Silent, 1);
+    fail(&mut attempts, &mut now, AttemptFailure::Silent, 1);
     assert_eq!(next(&mut attempts, &mut now).0, 1);
-    attempts.ready(target(1));
+    attempts.record_ready(target(1));
     for (keeps_writes, broke) in [(false, true), (true, false)] {
         let mut other = attempts.clone();
-        other.lost(target(1), now, keeps_writes, broke);
+        other.record_loss(target(1), now, keeps_writes, broke);
         assert_eq!(next(&mut other, &mut now).0, 2, "not stolen");
     }
-    attempts.lost(target(1), now, true, true);
-    assert_eq!(attempts.next(now), Next::Attempt(target(1), SECOND));
-    attempts.failed(target(1), Failed::Refused, now);
-    assert_eq!(fail(&mut attempts, &mut now, Failed::Refused, 1), [2], "only once");
+    attempts.record_loss(target(1), now, true, true);
+    assert_eq!(attempts.next_step(now), ConnectStep::Attempt(target(1), SECOND));
+    attempts.record_failure(target(1), AttemptFailure::Refused, now);
+    assert_eq!(fail(&mut attempts, &mut now, AttemptFailure::Refused, 1), [2], "only once");
 }
 
 #[test]
 fn a_server_with_unanswered_writes_is_avoided_while_another_may_answer() {
     let (mut attempts, mut now) = (of(2), SECOND);
     next(&mut attempts, &mut now);
-    attempts.ready(target(0));
-    attempts.lost(target(0), now, true, false);
+    attempts.record_ready(target(0));
+    attempts.record_loss(target(0), now, true, false);
     assert_eq!(next(&mut attempts, &mut now).0, 1);
     let mut of_one = attempts.clone();
-    attempts.ready(target(1));
-    attempts.lost(target(1), now, false, false);
+    attempts.record_ready(target(1));
+    attempts.record_loss(target(1), now, false, false);
     assert_eq!(next(&mut attempts, &mut now).0, 1, "the other one may still carry out the writes");
-    of_one.failed(target(1), Failed::Refused, now);
+    of_one.record_failure(target(1), AttemptFailure::Refused, now);
     assert_eq!(next(&mut of_one, &mut now).0, 0, "no other server answers");
-    attempts.ready(target(1));
+    attempts.record_ready(target(1));
     now += 10 * TIMEOUT;
-    attempts.lost(target(1), now, false, false);
+    attempts.record_loss(target(1), now, false, false);
     assert_eq!(next(&mut attempts, &mut now).0, 0, "after ten session timeouts");
 }
 
 #[test]
 fn a_server_that_disagrees_is_left_once_in_ten_minutes_and_avoided() {
     let (mut attempts, mut now) = (of(2), SECOND);
-    assert!(attempts.leave(target(0), now));
-    assert!(!attempts.leave(target(0), now + 599 * SECOND));
+    assert!(attempts.record_leave_if_allowed(target(0), now));
+    assert!(!attempts.record_leave_if_allowed(target(0), now + 599 * SECOND));
     for _ in 0..3 {
         assert_eq!(next(&mut attempts, &mut now).0, 1);
-        attempts.ready(target(1));
+        attempts.record_ready(target(1));
     }
     let mut alone = attempts.clone();
-    alone.failed(target(1), Failed::Silent, now);
+    alone.record_failure(target(1), AttemptFailure::Silent, now);
     assert_eq!(next(&mut alone, &mut now).0, 0);
     now += 600 * SECOND;
     assert_eq!(next(&mut attempts, &mut now).0, 0);
-    assert!(attempts.leave(target(0), now) && attempts.leave(target(1), now) && !attempts.leave(target(1), now));
+    assert!(
+        attempts.record_leave_if_allowed(target(0), now)
+            && attempts.record_leave_if_allowed(target(1), now)
+            && !attempts.record_leave_if_allowed(target(1), now)
+    );
 }
 
 #[test]
 fn the_only_address_is_left_three_times_in_ten_minutes() {
     let mut attempts = of(1);
     for now in [SECOND, 700 * SECOND] {
-        let leaves: Vec<_> = (0..5).map(|_| attempts.leave(target(0), now)).collect();
+        let leaves: Vec<_> = (0..5).map(|_| attempts.record_leave_if_allowed(target(0), now)).collect();
         assert_eq!(leaves, [true, true, true, false, false]);
     }
 }
@@ -196,12 +204,14 @@ fn the_only_address_is_left_three_times_in_ten_minutes() {
 #[test]
 fn an_address_that_is_no_longer_found_is_forgotten() {
     let (mut attempts, mut now) = (of(2), SECOND);
-    attempts.lost(target(0), now, false, false);
-    assert!(!attempts.is_fresh(target(0)));
+    attempts.record_loss(target(0), now, false, false);
+    assert!(!attempts.is_address_fresh(target(0)));
     let moved = Some(([10, 0, 0, 2], 1).into());
-    attempts.learn(0, &[moved], || 0);
-    assert_eq!(attempts.next(now), Next::Attempt(Target { server: 0, address: moved }, SECOND));
-    assert!(attempts.is_fresh(Target { server: 0, address: moved }) && !attempts.is_fresh(target(0)));
+    attempts.record_addresses(0, &[moved], || 0);
+    assert_eq!(attempts.next_step(now), ConnectStep::Attempt(ConnectTarget { server: 0, address: moved }, SECOND));
+    assert!(
+        attempts.is_address_fresh(ConnectTarget { server: 0, address: moved }) && !attempts.is_address_fresh(target(0))
+    );
     assert_eq!(next(&mut attempts, &mut now).0, 1);
 }
 
@@ -225,15 +235,15 @@ fn random_histories_keep_the_rules() {
             since_ready += 1;
             now += ms(draw(1_000));
             match draw(6) {
-                0 => attempts.failed(target(server), Failed::Silent, now),
-                1..4 => attempts.failed(target(server), Failed::Refused, now),
+                0 => attempts.record_failure(target(server), AttemptFailure::Silent, now),
+                1..4 => attempts.record_failure(target(server), AttemptFailure::Refused, now),
                 _ => {
-                    attempts.ready(target(server));
+                    attempts.record_ready(target(server));
                     if draw(3) == 0 {
-                        let _left = attempts.leave(target(server), now);
+                        let _left = attempts.record_leave_if_allowed(target(server), now);
                     }
                     now += ms(draw(30_000));
-                    attempts.lost(target(server), now, draw(2) == 0, draw(8) == 0);
+                    attempts.record_loss(target(server), now, draw(2) == 0, draw(8) == 0);
                     since_ready = 0;
                 }
             }

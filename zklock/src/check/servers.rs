@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, four_letter_word};
+use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, split_connect_string};
 use zk_rwlock::{ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::Connection;
@@ -90,7 +90,7 @@ pub(crate) async fn look_three_times(
     options: &ZooKeeperBuilder,
     connection: &Connection,
 ) -> Result<Vec<ServerReport>, Exit> {
-    let names = each_server(&connect::hosts(connection)?).map_err(|error| exit_for(error, connection))?;
+    let names = split_connect_string(&connect::hosts(connection)?).map_err(|error| exit_for(error, connection))?;
     let asked = join_all(names.iter().map(|name| ask_server(name, options, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
@@ -145,7 +145,7 @@ async fn send_four_letter_word(
     options: &ZooKeeperBuilder,
     connection: &Connection,
 ) -> Result<String, String> {
-    four_letter_word(name, word, options, connect_limit(connection)).await
+    zk_rwlock::coordinator::send_four_letter_word(name, word, options, connect_limit(connection)).await
 }
 
 async fn ask_server(
