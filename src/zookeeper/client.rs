@@ -198,13 +198,9 @@ impl Coordinator for ZooKeeper {
                     Err(_) => return Err(thread_ended_failure()),
                 },
             };
-            // If the client is closed or the session ends during this wait, the loop begins again.
-            tokio::select! {
-                biased;
-                () = self.ensemble.until_closed() => {}
-                connected = session_slot.session().until_connected() => if connected.is_ok() {
-                    return Ok(session_slot);
-                },
+            // A close of the client ends all its sessions. If the session ends during this wait, the loop begins again.
+            if session_slot.session().until_connected().await.is_ok() {
+                return Ok(session_slot);
             }
         }
     }
