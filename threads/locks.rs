@@ -16,7 +16,7 @@ use crate::witness::Witness;
 use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
-/// The duration of all timers. A timer fires when the schedule lets it, whatever its duration.
+/// The duration of the tests' own timers. A timer fires when the schedule lets it, and the clock then shows its end.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
 /// Polls a future up to `polls` times, and drops it if it is not ready then.

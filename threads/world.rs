@@ -10,10 +10,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread::{self, JoinHandle};
+use tokio::time::{Instant, advance};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
     Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
@@ -64,7 +66,7 @@ struct Routes {
 }
 
 /// Returns a random argument for a handle's `warn_after_waiting`: no warning, or a warning after a wait of zero. Zero
-/// is the only limit that a wait can reach, because the clock is paused.
+/// is the only limit that each wait reaches, because the clock is paused until a timer fires.
 pub(crate) fn warned() -> Option<Duration> {
     (draw(2) == 0).then_some(Duration::ZERO)
 }
@@ -80,7 +82,8 @@ impl World {
     /// wake-up.
     pub(crate) fn with_timers(fire: bool) -> World {
         let (is_late, is_concurrent) = (draw(2) == 0, draw(2) == 0);
-        let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
+        let (answers, tasks) = (Courier { pause: 1, ..Courier::default() }, Tasks::default());
+        let timers = Courier { pause: 256, ..Courier::default() };
         let routes = Arc::new(Routes { is_late, answers, timers, is_concurrent, tasks });
         let couriers: [Which; 2] = [|routes| &routes.answers, |routes| &routes.timers];
         let threads = couriers.into_iter().take(if fire { 2 } else { 1 }).map(|which| {
@@ -112,6 +115,10 @@ impl World {
 /// A thread that delivers messages in the order of sending, each when the schedule lets it run.
 #[derive(Default)]
 struct Courier {
+    /// For how many steps, at most, the courier lets other threads run after each message. The thread that runs the
+    /// ensemble's tasks also runs those that a timer wakes meanwhile. So if timers followed each other at once, that
+    /// thread might never return to its own work.
+    pause: usize,
     state: Mutex<Bag>,
     changed: Condvar,
 }
@@ -138,6 +145,7 @@ impl Courier {
             // Yields, because a courier with the highest priority would otherwise deliver everything before any other
             // thread runs.
             thread::yield_now();
+            let_others_run(self.pause);
         }
     }
 
@@ -223,8 +231,15 @@ impl fmt::Debug for Client {
 }
 
 impl Routes {
-    fn sleep(self: &Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(Arrival::of(self, |routes| &routes.timers))
+    /// Sleeps until the courier delivers the timer, and then advances the paused clock to the end of `duration`. So the
+    /// schedule decides when a timer fires, but no timer fires too early.
+    fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let (timer, end) = (Arrival::of(self, |routes| &routes.timers), Instant::now() + duration);
+        Box::pin(async move {
+            timer.await;
+            // The first poll of `advance` advances the clock. The other polls wait for a runtime, which no schedule has.
+            _ = advance(end.saturating_duration_since(Instant::now())).now_or_never();
+        })
     }
 }
 
@@ -242,8 +257,8 @@ impl Coordinator for Client {
         Coordinator::close(&self.memory).await;
     }
 
-    fn sleep(&self, _duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.routes.sleep()
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.routes.sleep(duration)
     }
 }
 
@@ -348,8 +363,8 @@ impl Session for OnRoutes {
         }
     }
 
-    fn sleep(&self, _duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.routes.sleep()
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.routes.sleep(duration)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::session::node::state::{EntryStep, LimitDeadline};
 use crate::session::presence::{self, Recheck, check_operation};
 use crate::session::removal::{log_failure, remove};
 use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
-use crate::session::retry::{self, sleep_fully, until_known};
+use crate::session::retry::{self, until_known};
 use crate::session::{follow, listing};
 use crate::sync::Mutex;
 use crate::telemetry::log::emit;
@@ -236,7 +236,7 @@ impl Contender {
 
     /// Waits until the node is lost or given back.
     pub(crate) async fn until_lost(&self) -> Loss {
-        self.node().until_lost(|pause| sleep_fully(self.session(), pause)).await
+        self.node().until_lost(|pause| self.session().sleep(pause)).await
     }
 
     /// Returns the data of the node, which tell people the host, the process id, the label and more.
@@ -482,11 +482,10 @@ impl Drop for LimitedUse {
 
 /// Waits until the node is lost. Removes the node if it may still exist: if a hold exceeded its limit, the lease ran
 /// out while the session lives on, or another client's write was taken for a hand-off. A holder that exceeded its limit
-/// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first, or if a
-/// timer [fires too early](sleep_fully).
+/// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first.
 async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
-        node.until_lost(|pause| sleep_fully(&session, pause)).await,
+        node.until_lost(|pause| session.sleep(pause)).await,
         Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed
     ) {
         return;
@@ -495,17 +494,16 @@ async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     while let Some(left) = node.time_until_given_up().filter(|left| !left.is_zero() && !node.is_left()) {
         // The task sleeps in slices, because timers stand still while the machine is suspended. So after a suspension,
         // the removal is late by one slice at most.
-        if !sleep_fully(&session, left.min(slice)).await {
-            return;
-        }
+        session.sleep(left.min(slice)).await;
     }
     while !node.is_left() {
         let path = node.path();
         let answer = remove(&session, &node, Leaving::delete(path.clone()), None).await;
         // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
-        if node.path_if_in_place().as_ref() == Some(&path) || !sleep_fully(&session, slice).await {
+        if node.path_if_in_place().as_ref() == Some(&path) {
             return log_failure(answer);
         }
+        session.sleep(slice).await;
     }
 }
 

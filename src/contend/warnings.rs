@@ -78,7 +78,7 @@ impl WaitWarnings {
         let key = (due, table.next);
         table.next += 1;
         table.waiting.insert(key, waiter);
-        // The task may have ended before, because the runtime of its timer has shut down. The sender is then closed.
+        // If the task has panicked, or was dropped with its executor, the sender is closed.
         let has_task = table.warning_task.as_ref().is_some_and(|task| !task.is_closed());
         drop(table);
         if !has_task {
@@ -169,25 +169,20 @@ impl WarningEntry {
     }
 }
 
-/// Warns about the slow acquisitions of one lock handle. Ends when no acquisition waits for its warning, when the
-/// handle is gone, or when a timer ends too early.
+/// Warns about the slow acquisitions of one lock handle. Ends when no acquisition waits for its warning, or
+/// when the handle is gone.
 async fn warn_of_slow(warnings: Weak<WaitWarnings>) -> Option<()> {
-    // While the task sleeps, it has only a weak pointer to `WaitWarnings`. If a timer ends too early, its runtime has
-    // shut down, so the task ends, too.
-    let sleep = async |time: Duration| {
-        let (begun, timer) = (Instant::now(), warnings.upgrade()?.coordinator.sleep(time));
-        timer.await;
-        (begun.elapsed() >= time / 2).then_some(())
-    };
+    // While the task sleeps, it has only a weak pointer to `WaitWarnings`.
     loop {
-        let next = warnings.upgrade()?.time_until_next()?;
-        sleep(next).await?;
+        let timer = warnings.upgrade().and_then(|it| Some(it.coordinator.sleep(it.time_until_next()?)))?;
+        timer.await;
         let warnings = warnings.upgrade()?;
         if let Some((waiter, others)) = warnings.take_due() {
             let span = waiter.span.clone();
             span.instrument(pin!(warnings.read_blockers_and_warn(waiter, others))).await;
+            let timer = warnings.coordinator.sleep(PAUSE);
             drop(warnings);
-            sleep(PAUSE).await?;
+            timer.await;
         }
     }
 }

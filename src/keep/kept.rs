@@ -22,7 +22,7 @@ use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::request::{Ending, Event, Loss, Watch};
-use crate::session::retry::{self, spawn_cancellable};
+use crate::session::retry::spawn_cancellable;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify, OnceLock};
 use crate::telemetry::log::emit;
@@ -342,7 +342,7 @@ impl KeptNode {
                     // `Over` means that the session has ended.
                     Event::Deleted | Event::Over => GiveUpReason::Lost,
                 },
-                _ = node.until_lost(|pause| retry::sleep_fully(&session, pause)) => GiveUpReason::Lost,
+                _ = node.until_lost(|pause| session.sleep(pause)) => GiveUpReason::Lost,
                 () = until_idle_too_long(&kept, &session) => GiveUpReason::Idle,
                 () = wait_for_contention(&kept, &session) => GiveUpReason::Asked,
                 never = warn_of_long_waits(&kept, &session) => match never {},
@@ -415,9 +415,7 @@ async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
             return;
         }
         // While the node is in use, `left` is the whole idle time, so the task sleeps for the whole idle time between two checks.
-        if !retry::sleep_fully(session, left.max(IDLE_PAUSE)).await {
-            return;
-        }
+        session.sleep(left.max(IDLE_PAUSE)).await;
     }
 }
 
@@ -426,9 +424,7 @@ async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
 /// session is over or the `KeptNode` is dropped.
 async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
-        if !retry::sleep_fully(session, pause).await {
-            return std::future::pending().await;
-        }
+        session.sleep(pause).await;
         // The task takes only copies, because a pointer to the contender, kept during the listing, could delay the
         // removal of the node after the last use.
         let hold = kept.upgrade().and_then(|kept| kept.granted_contender());
@@ -451,9 +447,7 @@ async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // While no use waits, the task has no timer and stays asleep.
         KeptNode::until_a_use_waits(kept).await;
-        if !retry::sleep_fully(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
-            break;
-        }
+        session.sleep((limit / CHECKS).max(IDLE_PAUSE)).await;
         let Some(kept) = kept.upgrade() else { break };
         let state = kept.state.lock();
         // Before the grant, uses wait for the acquisition, which logs warnings of its own.

@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -187,19 +188,28 @@ fn children_and_stat_of(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<
 }
 
 /// Returns a timer on the clock of the caller's tokio runtime. A test may have paused that clock. Without a runtime, or
-/// in a runtime without timers, returns a timer on the real clock.
+/// in a runtime without timers, returns a timer on the real clock. If the runtime ends before the timer fires, the rest
+/// of the time is also measured on the real clock.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    if tokio::runtime::Handle::try_current().is_ok() {
-        // The call of tokio's `sleep` is the only way to learn whether the runtime has timers: if it has none, the call
-        // panics.
-        if let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
-            // A task may outlive the runtime in which its timer was made. Tokio's own timer panics when it is polled
-            // after the end of that runtime. The timer that is returned here elapses at once instead.
-            return Box::pin(poll_fn(move |context| match sleep.is_elapsed() {
+    // The call of tokio's `sleep` is the only way to learn whether the runtime has timers: if it has none, the call
+    // panics.
+    if let Ok(runtime) = Handle::try_current()
+        && let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration))))
+    {
+        return Box::pin(async move {
+            // The end of the runtime makes the timer elapse too early. Tokio's own timer panics when it is polled after that.
+            poll_fn(|context| match sleep.is_elapsed() {
                 true => Poll::Ready(()),
                 false => catch_unwind(AssertUnwindSafe(|| sleep.as_mut().poll(context))).unwrap_or(Poll::Ready(())),
-            }));
-        }
+            })
+            .await;
+            // Another thread may poll this future, but the time of the timer is that of the runtime's clock.
+            let now = {
+                let _in_the_runtime = runtime.enter();
+                Instant::now()
+            };
+            thread::sleep(sleep.deadline().saturating_duration_since(now)).await;
+        });
     }
     Box::pin(thread::sleep(duration))
 }

@@ -14,7 +14,6 @@ use futures_util::{FutureExt, StreamExt};
 use crate::session::contract::Session;
 use crate::session::node::Node;
 use crate::session::request::HoldState;
-use crate::session::retry;
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::debug::debug;
 
@@ -115,8 +114,7 @@ async fn next_combined_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>
         let is_as_before = state.map(|now| discriminant(&now)) == last.map(|last| discriminant(&last));
         (state.is_none() || !is_as_before).then_some(state)
     };
-    let changes =
-        holds.iter().map(|(node, session)| Box::pin(node.until(|pause| retry::sleep_fully(session, pause), changed)));
+    let changes = holds.iter().map(|(node, session)| Box::pin(node.until(|pause| session.sleep(pause), changed)));
     select_all(changes).await.0
 }
 

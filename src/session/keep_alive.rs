@@ -136,14 +136,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let nap = nap.min(left.unwrap_or(nap));
         let pause = live.sleep(nap);
         drop(live);
-        let mut woken = std::pin::pin!(woken);
-        let is_timer_dead = within(pause, &mut woken).await.is_none() && lease.now() < now + nap / 2;
-        // A timer that fires too early belongs to a runtime that has ended. Further timers would also fire too early,
-        // so this loop waits for a wake-up instead.
-        if is_timer_dead {
-            store.plan_renewal(Moment::MAX, false);
-            woken.await;
-        }
+        within(pause, woken).await;
     }
 }
 

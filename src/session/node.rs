@@ -319,27 +319,21 @@ impl Node {
     }
 
     /// Waits until the hold is lost or given back, and returns the reason as a [`Loss`].
-    pub(crate) async fn until_lost<S: Future<Output = bool>>(
-        self: &Arc<Self>,
-        sleep_fully: impl Fn(Duration) -> S,
-    ) -> Loss {
-        self.until(sleep_fully, || self.detect_loss()).await
+    pub(crate) async fn until_lost<S: Future<Output = ()>>(self: &Arc<Self>, sleep: impl Fn(Duration) -> S) -> Loss {
+        self.until(sleep, || self.detect_loss()).await
     }
 
     /// Waits until `look` returns a value. Calls `look` immediately, and after every change of the node. While the node
     /// is held, also calls `look` again and again, because the lease or a limit of the hold may end without such a
     /// change.
-    ///
-    /// `sleep_fully` sleeps for a time, and returns `false` if its timer fired too early: see
-    /// [`sleep_fully`](crate::session::retry::sleep_fully).
-    pub(crate) async fn until<T, S: Future<Output = bool>>(
+    pub(crate) async fn until<T, S: Future<Output = ()>>(
         &self,
-        sleep_fully: impl Fn(Duration) -> S,
+        sleep: impl Fn(Duration) -> S,
         mut look: impl FnMut() -> Option<T>,
     ) -> T {
         loop {
             // `changed` is created before the call of `look`, so that no change during the call is missed.
-            let mut changed = std::pin::pin!(self.changed.notified());
+            let changed = std::pin::pin!(self.changed.notified());
             if let Some(found) = look() {
                 return found;
             }
@@ -350,13 +344,10 @@ impl Node {
                     // While the machine is suspended, a timer stands still but the lease goes on, so one long sleep
                     // could end after the lease. That is why the sleep is divided into slices.
                     let slice = left.min(self.lease.timeout() / 20);
-                    let is_awake = tokio::select! {
+                    tokio::select! {
                         biased;
-                        () = changed.as_mut() => true,
-                        is_awake = sleep_fully(slice) => is_awake,
-                    };
-                    if !is_awake {
-                        changed.await;
+                        () = changed => {}
+                        () = sleep(slice) => {}
                     }
                 }
                 _ => changed.await,

@@ -175,13 +175,10 @@ impl<'a> Recheck<'a> {
     }
 
     /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause
-    /// begins, because the server then delivers the missed events. Never completes once the session is over, or if the
-    /// timer [fires too early](retry::sleep_fully).
+    /// begins, because the server then delivers the missed events. Never completes once the session is over.
     pub(crate) async fn pause(&mut self) {
         loop {
-            if !retry::sleep_fully(self.session, with_jitter(self.pause, random())).await {
-                return pending().await;
-            }
+            self.session.sleep(with_jitter(self.pause, random())).await;
             if self.session.lease().is_connected() {
                 self.pause = next_pause(self.pause, self.session.timeout());
                 return;

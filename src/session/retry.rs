@@ -5,7 +5,6 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::Duration;
 
 use futures_util::{FutureExt, TryFutureExt};
 use tokio::sync::oneshot;
@@ -95,14 +94,6 @@ where
             answer => return answer,
         }
     }
-}
-
-/// Sleeps for `pause`. Returns `false` if the timer fired before half of that time, which happens only if the runtime
-/// of the timer has ended. The caller must then not sleep again, because every further timer would also fire too early.
-pub(crate) async fn sleep_fully(session: &Arc<dyn Session>, pause: Duration) -> bool {
-    let began = session.lease().now();
-    session.sleep(pause).await;
-    session.lease().now() >= began.saturating_add(pause / 2)
 }
 
 /// Returns the result of `work`, or `None` if `end`, mostly a sleep, is ready first.

@@ -654,21 +654,6 @@ fn a_node_idle_before_it_is_watched_hears_asks_too() {
 }
 
 #[test]
-fn an_idle_node_ends_with_the_runtime_of_its_timer() {
-    let (zk, kept, other) = two();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        drop(kept.read().await.expect("free"));
-        drop(kept.read().await.expect("kept"));
-    });
-    assert_eq!(line(&zk), [Mode::Read]);
-    drop(runtime);
-    assert_nothing_left(&zk);
-    drop(read(&kept));
-    drop(write(&other));
-}
-
-#[test]
 fn a_clone_on_another_thread_joins_too() {
     let (zk, kept, _) = two();
     drop(read(&kept));

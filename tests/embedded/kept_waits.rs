@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::kept::{DIRECTORY, IDLE, keeping, line, plain, two};
 use support::polled::*;
@@ -286,6 +286,29 @@ fn a_runtime_may_end_while_a_kept_node_is_cut_off() {
         done.send(()).unwrap();
     });
     is_done.recv_timeout(Duration::from_secs(10)).expect("the end of the runtime hangs");
+}
+
+/// When a runtime shuts down, all its pending timers fire. The library must still wait for the whole idle time.
+#[test]
+fn an_idle_node_outlives_the_runtime_of_its_timer() {
+    let (zk, _kept, other) = two();
+    let idle = Duration::from_millis(300);
+    let kept = RwLock::builder(&zk, DIRECTORY).keep(idle).build().expect("valid");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let used = runtime.block_on(async {
+        drop(kept.read().await.expect("free"));
+        let used = Instant::now();
+        drop(kept.read().await.expect("kept"));
+        used
+    });
+    drop(runtime);
+    while !line(&zk).is_empty() {
+        assert!(used.elapsed() < Duration::from_secs(60), "the node is not given up");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(used.elapsed() >= idle, "given up after {:?}", used.elapsed());
+    drop(read(&kept));
+    drop(write(&other));
 }
 
 #[test]

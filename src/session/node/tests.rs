@@ -193,12 +193,6 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
     assert_eq!(node.hold_state(), HoldState::Lost { why: Loss::LeaseRanOut });
 }
 
-/// Sleeps by tokio's timer, which never fires too early.
-async fn sleep_fully(pause: Duration) -> bool {
-    tokio::time::sleep(pause).await;
-    true
-}
-
 /// Returns a held node on a session with a timeout of 6 s, and a function that ends the session's lease.
 fn expiring() -> (Arc<Node>, impl Fn()) {
     let (store, clock) = SessionStore::begun(Duration::from_secs(6));
@@ -219,7 +213,7 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
         }
         node.detect_loss()
     };
-    let found = pin!(node.until(sleep_fully, look)).poll(&mut Context::from_waker(Waker::noop()));
+    let found = pin!(node.until(tokio::time::sleep, look)).poll(&mut Context::from_waker(Waker::noop()));
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
 }
 
@@ -233,7 +227,7 @@ async fn a_holder_learns_of_a_suspend_within_300_ms() {
         expire();
         tokio::time::Instant::now()
     };
-    let (why, woke) = tokio::join!(node.until_lost(sleep_fully), wakes);
+    let (why, woke) = tokio::join!(node.until_lost(tokio::time::sleep), wakes);
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
 }
