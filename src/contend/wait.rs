@@ -132,8 +132,8 @@ impl PendingAcquisition<'_> {
             // Our node is known to be lost, so the acquisition must end, and the leader need not be asked.
             Claim::Unlisted if entry.detect_loss().is_some() => Ok(false),
             Claim::Unlisted => presence::pause_if_leader_has(session, &entry.node().path(), &mut self.denials).await,
-            // A server may still list a node of a deleted directory. Once a node of the new directory gets the same
-            // sequence number, that server shows the number twice.
+            // The directory may have been deleted and created again, which restarts the sequence numbers. A server that
+            // still lists a node of the deleted directory then shows one number twice.
             Claim::Rival(rival) => {
                 presence::leave_server_if_listed(session, entry.directory(), vec![rival.clone()]).await
             }
@@ -239,8 +239,8 @@ impl PendingAcquisition<'_> {
         mut asks: bool,
         directory: Option<Box<Stat>>,
     ) -> Result<Departure, Error> {
-        // If a reply is lost, the watches are requested again. The request about kept nodes is not, because a separate
-        // task repeats it.
+        // If a reply is lost, the watches are requested again. The request that asks other processes to give up their
+        // kept nodes is sent once here, because a separate task repeats it.
         let arm = || self.arm_watches(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
         // The future that arms the watch is boxed, because it is larger than the watch itself, and thousands of waiters
         // spend most of their time awaiting the event of their watches.

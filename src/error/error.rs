@@ -190,8 +190,8 @@ pub enum Error {
     /// `MultiLock` is held.
     #[error("{path}: {error}")]
     OneOfMany {
-        /// The path of the directory of the lock that failed; in an error of a [`MultiGuard`](crate::MultiGuard), of
-        /// the lock that was lost first.
+        /// The path of the lock that failed. A [`MultiGuard`](crate::MultiGuard) gives the path of the lock that was lost
+        /// first.
         path: String,
         /// The error of that lock.
         #[source]

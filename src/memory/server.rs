@@ -470,7 +470,7 @@ impl World {
     }
 }
 
-/// A watch that is removed when its future is dropped.
+/// A watch that is removed from the server when this value is dropped.
 struct ArmedWatch {
     ensemble: Weak<Ensemble>,
     session: i64,

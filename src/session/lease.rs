@@ -53,7 +53,8 @@ const TOUCH_STEPS: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
 ///
-/// A backend reports each event through the session's [`SessionStore`](crate::coordinator::SessionStore).
+/// A backend reports answers, losses of the connection and the end of the session through the session's
+/// [`SessionStore`](crate::coordinator::SessionStore).
 pub struct Lease {
     timeout: Duration,
     settling: Duration,

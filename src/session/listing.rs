@@ -46,9 +46,9 @@ pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<s
 }
 
 impl SessionStore {
-    /// Adds a caller of a listing, and returns the receiver of the answer. If the caller must send a listing now, also
-    /// returns the sender of the answer. The caller must then call [`SessionStore::end_listing`] after the answer, or
-    /// if no answer comes in time.
+    /// Adds a caller that awaits a listing of the directory, and returns the channel on which the caller gets the names.
+    /// If the caller must request the listing itself, also returns the sending half of that channel. The caller must
+    /// then call [`SessionStore::end_listing`] after the answer to the request, or if no answer comes in time.
     fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, Option<ListingSender>) {
         let mut record = self.record.lock();
         let listings = record.listings.entry(Arc::clone(directory)).or_default();

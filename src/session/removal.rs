@@ -101,7 +101,8 @@ fn spawn_removal(
 ) -> Reply<()> {
     let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None, None);
     let by = Remover { session: Arc::clone(session), directory, tag, _pending };
-    // This call polls the work once. The poll sends the delete, if the removal begins with one.
+    // `spawn_awaited` polls the future once before it returns. If the removal begins with a delete, this poll sends the
+    // delete. The rest of the removal runs in the background.
     spawn_awaited(session, by.carry_out(leaving, creating), log_failure)
 }
 

@@ -21,9 +21,9 @@ use crate::zookeeper::probe::probe_for_reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// If there is no session yet, [`new_session`] begins a probe of the servers for the reason this long before its time
-/// limit ends. With a limit below 6 s, the probe begins at half the limit. A slow server may need 3 s to answer a
-/// probe.
+/// [`new_session`] probes the servers if it has no session this long before the end of its time limit. The probe finds
+/// out why no server gives a session. With a limit below 6 s, the probe begins at half the limit. A slow server may need
+/// 3 s to answer a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a new session may replace a lost one.

@@ -80,8 +80,8 @@ const PART: u32 = 4;
 /// together. Later all reach the ensemble at the same moment, and each requests a session, places in queues, and
 /// watches. 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their
 /// answers. So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer
-/// the pause may be. On average the pause is an eighth of `away`, but at most a quarter of a session timeout. A client
-/// whose session survives a break does not pause.
+/// the pause may be. The average pause is an eighth of `away`, or a quarter of a session timeout if that is shorter. A
+/// client whose session survives a break does not pause.
 ///
 /// The first pause begins when the client knows that its session is over. Each later pause begins after a failed round
 /// of attempts.
@@ -139,8 +139,8 @@ pub struct Attempts {
     stolen: Option<ConnectTarget>,
     /// Until when a server may still read the handshake of an abandoned attempt, and so steal the session.
     may_steal_until: Moment,
-    /// Until when the limits of attempts do not grow. The lease of the lost connection may last until then, and during
-    /// a long attempt the client would notice too late that the servers answer again.
+    /// Until when the time limits of attempts to connect do not grow. The session's lease may be valid until then. A long
+    /// attempt at a silent server would use up that time.
     is_quick_until: Moment,
 }
 

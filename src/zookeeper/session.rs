@@ -31,9 +31,9 @@ use crate::zookeeper::pipeline::{RequestKind, RequestPipeline};
 use crate::zookeeper::translate::{self, commit, create_mode, is_removal};
 use crate::zookeeper::watches::WatchKind;
 
-/// The most bytes that the paths of a session's ephemeral nodes may have together. The transaction that ends a session
-/// lists these nodes, and a server cannot start again if its log has a request that is larger than the server accepts
-/// (ZOOKEEPER-4306). The other half of the limit is a reserve for what the transaction adds to each path.
+/// The most bytes that the paths of a session's ephemeral nodes may have together: half of the largest request that a
+/// server accepts. The transaction that ends a session lists these nodes, and adds some bytes to each path. A server
+/// cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
 const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 
 /// [`keep_alive`] begins to watch a node of this session when the node is between this age and twice this age. Most
@@ -142,8 +142,8 @@ impl ZooKeeperSession {
         })
     }
 
-    /// Returns whether the session has a user: a slot with reserved room, or the acquisition for which the session was
-    /// opened and which has not taken its slot yet.
+    /// Returns whether a contender uses the session: it has reserved bytes of [`OWN_BYTES_MAX`] for its node, or it is
+    /// the one for which the session was opened, and has not reserved them yet.
     pub(super) fn is_in_use(&self) -> bool {
         self.room.available_permits() < OWN_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }

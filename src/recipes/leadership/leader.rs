@@ -191,7 +191,8 @@ impl Followed for Observer {
                 None => self.watch_directory(session).await,
             };
             match waited {
-                // The leader, or the first candidate, may have changed. The next round of the loop lists the queue.
+                // The leader's node, or the list of the candidates, may have changed. The next round of the loop lists the
+                // candidates again.
                 Ok(()) => {}
                 // The directory, or the leader's node, was deleted between the listing and the watch. Or the server
                 // wrongly says that the leader's node does not exist.
