@@ -28,9 +28,10 @@ pub(crate) struct KeptNodeCache {
     idle: Duration,
     /// The newest kept node, which may be closed to further uses. New uses join no other node.
     newest: Mutex<Option<Arc<KeptNode>>>,
-    /// `[READ, WRITE]`: whether the last request of another contender for a kept node of this mode came before the
-    /// second use of that node. If so, the next acquisition of this mode that needs a new node keeps none, and resets
-    /// the flag.
+    /// One flag for each mode, `[READ, WRITE]`. The flag is set when another contender requests a kept node of this
+    /// mode before the second use of that node, because the node was then kept for nothing. The next acquisition of
+    /// this mode that needs a new node keeps none, and resets the flag. A request after the second use resets the flag,
+    /// too.
     in_vain: [Arc<AtomicBool>; 2],
 }
 
@@ -39,11 +40,11 @@ impl KeptNodeCache {
         KeptNodeCache { config: Arc::clone(config), idle, newest: Mutex::default(), in_vain: Default::default() }
     }
 
-    /// Starts a use of the newest kept node. Returns `None` if there is no such node, the use cannot run now, or the
-    /// node may be lost.
+    /// Starts a use (an acquisition by this process) of the newest kept node. Returns `None` if there is no such node,
+    /// if the use would have to wait or is refused, or if the node may be lost.
     pub(crate) fn try_join_newest(&self, mode: Mode) -> Option<KeptNodeUse> {
         // The use joins while `newest` is locked, which saves a clone of the node's `Arc`. This code may run millions
-        // of times a second, and each clone would write to a counter that all threads share.
+        // of times a second, and each clone would change a reference count that all threads share.
         let newest = self.newest.lock();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
@@ -60,9 +61,9 @@ impl KeptNodeCache {
         newest.map_or(UseState::Refused, |kept| kept.join(mode))
     }
 
-    /// Joins the newest kept node. If that node refuses the use, joins a new node instead, whose acquisition `begin`
-    /// returns. Refuses the use in a forked process, and a use that needs a new node if the flag of its mode in
-    /// `in_vain` is set.
+    /// Joins the newest kept node. If that node refuses the use, joins a new node instead: `begin` returns the future
+    /// that acquires the new node. Refuses the use in a forked process. Also refuses a use that needs a new node if the
+    /// flag of its mode in `in_vain` is set, because this acquisition must keep no node.
     pub(crate) fn join_newest_or_acquire(
         &self,
         mode: Mode,
@@ -88,7 +89,7 @@ impl KeptNodeCache {
             let found = kept.join(mode);
             let mut newest = self.newest.lock();
             // Another thread may have changed `newest` since `before` was read. If so, the new node is dropped, and the
-            // next round of the loop tries to join the newest node again.
+            // loop tries again to join the newest node.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
@@ -98,8 +99,8 @@ impl KeptNodeCache {
         }
     }
 
-    /// Creates a kept node of this mode, whose acquisition the caller sets. But if the flag of this mode in `in_vain`
-    /// is set, resets the flag and returns `None`.
+    /// Creates a kept node of this mode. The caller then stores the acquisition in it. If the flag of this mode in
+    /// `in_vain` is set, resets the flag and returns `None` instead.
     fn new_node_unless_in_vain(&self, mode: Mode) -> Option<Arc<KeptNode>> {
         let in_vain = &self.in_vain[usize::from(mode == Mode::Write)];
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
@@ -164,8 +165,8 @@ impl KeptNode {
     }
 }
 
-/// A running use of a kept node, or one of several shares of the use. Dropping the last share ends the use. The end of
-/// the last use gives the node up if the node is closed to further uses.
+/// A share of a running use of a kept node. Each guard of the use owns one share, and dropping the last share ends the
+/// use. If the node is closed to further uses, the end of its last use gives the node up.
 pub(crate) struct KeptNodeUse {
     granted: Arc<GrantedNode>,
     number: u64,
@@ -223,9 +224,9 @@ impl KeptNodeUse {
         share
     }
 
-    /// Ends this share of the use, unless it has ended before. If the node is given up now, returns its contender, for
-    /// the caller to give back or drop. `now` returns the present time, or [`FORKED`] in a forked process, in which
-    /// nothing is ended.
+    /// Ends this share of the use, unless the share has ended before. If this gives the node up, returns the node's
+    /// contender, which the caller must give back or drop. `now` returns the present time, or [`FORKED`] in a forked
+    /// process, in which nothing is ended.
     fn end(&mut self, now: impl FnOnce(&Contender) -> Moment) -> Option<Arc<Contender>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
@@ -233,7 +234,7 @@ impl KeptNodeUse {
         let now = now(self.contender());
         if now == FORKED {
             // Dropping a trace or a limit locks a mutex. If a thread of the parent process held this mutex during the
-            // fork, it stays locked for ever in this process.
+            // fork, the mutex stays locked for ever in this process.
             std::mem::forget((self.trace.take(), self.limit.take()));
             return None;
         }

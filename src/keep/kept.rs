@@ -60,7 +60,8 @@ pub(super) struct KeptState {
     /// The acquisition, until it ends or is dropped. A use takes the acquisition out for each poll, because the state
     /// must not be locked then: the poll may wake another use, and that use may be polled on the same thread.
     pub(super) work: Option<AcquisitionFuture>,
-    /// Set by a use that wanted to poll the acquisition while another use polled it. The other use then polls it again.
+    /// Set by a use that wanted to poll the acquisition while another use polled it. The other use then polls the
+    /// acquisition once more.
     is_wanted: bool,
     /// The granted node, from the grant until the node is given up.
     pub(super) granted: Option<Arc<GrantedNode>>,
@@ -266,8 +267,8 @@ impl KeptNode {
         }
     }
 
-    /// Ends one share of the use with this id. If the node is given up now, returns its contender, for the caller to
-    /// give back or drop.
+    /// Ends one share of the use with this id. If this gives the node up, returns the node's contender, which the
+    /// caller must give back or drop.
     pub(super) fn end_use(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
         // A transaction under this WRITE node whose outcome is unknown may still be carried out while the node exists.
@@ -425,8 +426,8 @@ async fn until_idle_too_long(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
 async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
         session.sleep(pause).await;
-        // The task takes only copies, because a pointer to the contender, kept during the listing, could delay the
-        // removal of the node after the last use.
+        // The task copies the name and the directory, and drops `hold`. If it kept `hold` during the listing, that
+        // could delay the removal of the node after the last use.
         let hold = kept.upgrade().and_then(|kept| kept.granted_contender());
         let place = hold.map(|hold| (hold.node_name(), Arc::clone(hold.directory())));
         let Some((me, directory)) = place else { continue };

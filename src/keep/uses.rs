@@ -92,7 +92,8 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Returns the state of the use with this id. A use that neither runs nor waits counts as refused. For a waiting
-    /// use, stores `waker`. The call that makes the use run or refuses it returns this waker, for its caller to wake.
+    /// use, stores `waker`. The later call that makes the use run or refuses it returns this waker, and the caller must
+    /// call it.
     pub(crate) fn poll_state(&mut self, number: u64, waker: &W) -> UseState<(), ()> {
         if self.running_index(number).is_some() {
             return UseState::Runs(());

@@ -131,9 +131,10 @@ impl<G: Guard> Acquire<G> {
     /// comes once the acquisition has read these contenders, unless the lock is granted earlier. A further call comes
     /// when the acquisition finds that the place or these contenders have changed.
     ///
-    /// Every acquisition lists the queue when it begins to wait, and when its predecessor has left but another contender
-    /// still blocks it. For this callback it also lists the queue once a second, or every (place × length of the queue)
-    /// milliseconds if that is longer. So all waiters with a callback together read no more than about 10,000 names a second.
+    /// Every acquisition lists the queue when it begins to wait. It lists the queue again when its predecessor has left
+    /// but another contender still blocks it. With this callback, the acquisition also lists the queue in intervals. An
+    /// interval is one second, or as many milliseconds as the place times the length of the queue, if that is longer.
+    /// So all waiters with a callback together read no more than about 10,000 names a second.
     /// Each call of `callback` also costs one read for each contender that it names (at most 8).
     ///
     /// The acquisition waits while `callback` runs. If `callback` panics, the place in the queue is given up. With several
@@ -252,10 +253,10 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it. Waits for no contender. Writes nothing to the
     /// ensemble if the lock is already taken.
     ///
-    /// Before the call fails because the lock is taken, it asks the leader whether the contenders that exclude it still
-    /// exist, because a server that lags may show a node that is gone. If the lock looked free but another contender is
-    /// faster, the call fails after it has written one node and removed that node. [How long the call
-    /// takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
+    /// A server that lags may show the node of a contender that has left. So before the call reports that the lock is
+    /// taken, it asks the ensemble's leader whether the contenders that exclude it still exist. If the lock looked free
+    /// but another contender is faster, the call fails after it has written one node and removed that node. [How long
+    /// the call takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// The same as that of [`RwLock::read`].
@@ -283,10 +284,10 @@ impl RwLock {
     /// Acquires the lock to write if no contender holds it or waits for it. Waits for no contender. Writes nothing to
     /// the ensemble if the lock is already taken.
     ///
-    /// Before the call fails because the lock is taken, it asks the leader whether the contenders that exclude it still
-    /// exist, because a server that lags may show a node that is gone. If the lock looked free but another contender is
-    /// faster, the call fails after it has written one node and removed that node. [How long the call
-    /// takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
+    /// A server that lags may show the node of a contender that has left. So before the call reports that the lock is
+    /// taken, it asks the ensemble's leader whether the contenders that exclude it still exist. If the lock looked free
+    /// but another contender is faster, the call fails after it has written one node and removed that node. [How long
+    /// the call takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// The same as that of [`RwLock::read`].
@@ -312,8 +313,8 @@ impl RwLock {
         Call::new(|deadline| async move { lock.try_acquire(Mode::Write, deadline).await.map(WriteGuard::new) })
     }
 
-    /// Joins a node that this process keeps between uses, or acquires the lock with a node of its own. Fails if the
-    /// acquisition would have to wait for another contender, or for another use of the kept node.
+    /// Joins a node that this process keeps between uses, or acquires the lock with a node of its own. Fails instead of
+    /// waiting for another contender, or for another acquisition of this process that uses the kept node.
     pub(crate) async fn try_acquire(&self, mode: Mode, deadline: Option<Deadline>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, AcquireOptions::default());
         if let Some(cache) = &self.cache

@@ -53,8 +53,8 @@ impl LockConfig {
         Ok(Queue { done, ..queue })
     }
 
-    /// Deletes the record of the last success of a job, and its twin, a copy of the record. Returns the record, or
-    /// `None` if there was none.
+    /// Deletes the record of the last success of a job, and `twin`, a second node with a copy of the record. Returns
+    /// the record, or `None` if there was none.
     async fn delete_record(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.directory);
         let twin = &metadata::twin_path(path);
@@ -79,8 +79,8 @@ impl LockConfig {
                     }
                     if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
                         match session.transact(&delete).await {
-                            // Another client has deleted the record meanwhile, or has recorded a later success, which
-                            // stays.
+                            // Another client has deleted the record meanwhile, or has recorded a later success. The
+                            // record of a later success stays.
                             Err(Failure::Operation { failure, .. })
                                 if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {}
                             answer => drop(answer?),
@@ -112,8 +112,8 @@ impl LockConfig {
         }
         let path = &self.directory;
         let asked = call::retry_on_fresh_session(&self.coordinator, ("ask", path), |session| async move {
-            // Without a sync, a server that lags may return an old version of the directory. The leader would refuse
-            // our write with that version, and so no process would be asked.
+            // A server that lags could return an old version of the directory. The leader would then refuse the write
+            // below, which expects that version, and no process would be notified. So the server is synced first.
             call::ask_until_answered(&session, || session.sync(path)).await?;
             let asked =
                 call::ask_until_answered(&session, || directory::rewrite_directory_data(&session, path, None)).await;
@@ -127,9 +127,10 @@ impl RwLock {
     /// Reads the queue. The answer has each member in order, with its state, its age and its predecessor, and the
     /// record of the [last success](crate::Queue::done) of a job under the lock.
     ///
-    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's
-    /// view. A server that lags may show a node that the ensemble no longer has: `zklock check` compares the servers. A holder
-    /// that releases is shown as holding, and its successor as waiting, until the ensemble has removed the holder's node.
+    /// Sends one request to list the members, one for each 256 members, and one to read the record. The answer may be
+    /// as old as the data of the server that answers. A server that lags may show a node that the ensemble no longer
+    /// has: `zklock check` compares the servers. A holder that releases is shown as holding, and its successor as
+    /// waiting, until the ensemble has removed the holder's node.
     ///
     /// [How long it takes](Call#how-long-it-takes) is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
@@ -164,7 +165,7 @@ impl RwLock {
     /// the lock, with [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was granted the
     /// lock. A waiter gets [`Error::Evicted`], and is never granted the lock.
     ///
-    /// The call never removes another member, because a token and the name of a node are used only once.
+    /// The call never removes a later member by mistake, because a token and the name of a node are used only once.
     ///
     /// # Cancel safety
     /// After the future is dropped the member may have been removed, or not.
@@ -231,13 +232,12 @@ impl RwLock {
     /// Asks every process that [keeps](crate::RwLockBuilder::keep) a node of the lock between uses to delete that node:
     /// immediately if the node is idle, or else after the uses that run now. This process deletes its kept nodes, too.
     ///
-    /// A contender that waits asks by itself. This call is for operators, and for programs that want the lock to be free
-    /// before a `try_` method, which asks nobody.
+    /// A contender that waits sends this request by itself. This call is for operators, and for programs that want the
+    /// lock to be free before they call a `try_` method, which does not send the request.
     ///
-    /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes
-    /// that are left. The request writes the data of the lock's directory unchanged, so the version of the directory
-    /// rises by one. The request reaches each process that keeps a node when the call begins, once that process is
-    /// connected.
+    /// Waits until the request is committed. The nodes may still exist then: [`queue`](RwLock::queue) shows those that
+    /// are left. The request writes the data of the lock's directory unchanged, so the version of the directory rises
+    /// by one. Each process that keeps a node when the call begins receives the request once that process is connected.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.
@@ -273,8 +273,8 @@ impl RwLock {
 
 /// What was found at the path of a record of a job's last success.
 pub(crate) enum RecordNode {
-    /// There is no record. With `is_there`, the node exists without data, because an operator may have created it
-    /// beforehand.
+    /// There is no record. `is_there` is `true` if the node exists without data. An operator may have created such a
+    /// node beforehand.
     None { is_there: bool },
     /// A record, and the version of its node.
     Done(Record, i32),

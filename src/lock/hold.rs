@@ -37,12 +37,12 @@ impl Hold {
     /// Returns whether the lock is still held. The answer has already turned `false` when a conflicting contender can
     /// be granted the lock.
     ///
-    /// There is one exception: if somebody deletes the node of the lock, its holder and the next contender are notified at
-    /// the same time.
+    /// There is one exception: if somebody else deletes this holder's node, the holder and the next contender are
+    /// notified at the same time.
     ///
-    /// Compares the clock with the lease and sends no request. So the answer is right also in the first call after the
-    /// process was suspended and continued, or after its runtime was blocked. Once the answer is `false`, it stays
-    /// `false`.
+    /// This method sends no request, and compares the clock with the end of the session's lease. So the answer is right
+    /// also in the first call after the process was suspended and continued, or after its runtime was blocked. Once the
+    /// answer is `false`, it stays `false`.
     pub fn is_held(&self) -> bool {
         self.held.detect_loss().is_none()
     }
@@ -79,9 +79,9 @@ impl Hold {
         self.life.stream_states_of([self.held.node_and_session()])
     }
 
-    /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out. The
-    /// lease ends before the ensemble can end the session. So the lock's node still exists at that time, unless
-    /// somebody has deleted the node.
+    /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out.
+    /// This is before the ensemble can end the session, so the lock's node still exists then, unless somebody has
+    /// deleted the node.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -105,17 +105,17 @@ impl Hold {
         self.held.until_lost().await
     }
 
-    /// Returns for how much longer, at least, this guard's node stays in ZooKeeper, unless somebody removes it. During
-    /// that time no conflicting contender is granted the lock.
+    /// Returns the time for which this guard's node will at least stay in ZooKeeper, unless somebody removes the node.
+    /// During that time no conflicting contender is granted the lock.
     ///
     /// The ensemble keeps the session, and with it the node, for one session timeout from the time when the library
     /// sent the last request that the leader has surely received. With a [`max_hold`](crate::RwLockBuilder::max_hold),
     /// the library may remove the node earlier, and this method takes that into account. Once the time is over, this
     /// method returns zero.
     ///
-    /// When the lease runs out, and [`lost`](Self::lost) is ready, the
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) is left, which is a sixth of the session timeout by default. Use
-    /// this time to stop work that cannot be dropped, such as another process.
+    /// When the lease runs out, [`lost`](Self::lost) is ready. The time left is then the
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), by default a sixth of the session timeout. Use this time
+    /// to stop work that cannot be dropped, such as another process.
     ///
     /// # Examples
     ///
@@ -144,8 +144,9 @@ impl Hold {
     /// A long piece of work can use this method to make way at a good moment. After this guard is released, a waiting writer
     /// may still have to wait for other readers.
     ///
-    /// If the node is [kept](crate::RwLockBuilder::keep), waiting uses of the node by the same process count, too.
-    /// These uses have no nodes of their own, so the call then returns the name of this guard's own node.
+    /// If the node is [kept](crate::RwLockBuilder::keep), an acquisition of the same process that waits for this node
+    /// counts as a contender, too. Such an acquisition has no node of its own, so the call then returns the name of
+    /// this guard's node.
     ///
     /// A call lists the lock's directory and sets a watch on it. While the call waits, it lists the directory again
     /// after each change, at most 50 times a second, and after a long time without a change. For a reader's guard, each
@@ -226,8 +227,8 @@ impl Hold {
     /// is deleted and made again. [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share)
     /// keep the token.
     ///
-    /// All guards on one [kept](crate::RwLockBuilder::keep) node have the same token. So tokens rise with each node, and not
-    /// with each use within a process.
+    /// All guards on one [kept](crate::RwLockBuilder::keep) node have the same token. So the token rises from node to
+    /// node, and not from one acquisition to the next on the same node.
     pub fn fencing_token(&self) -> i64 {
         self.held.node().token()
     }
@@ -249,9 +250,9 @@ impl Hold {
     /// The library cannot know when that transaction is over. So this call marks a node that is
     /// [kept](crate::RwLockBuilder::keep):
     ///
-    /// - A WRITE node is given up after this use. If the node stayed, the transaction could commit under a later use of
-    ///   the node.
-    /// - A [`Shared`](crate::Shared) handle that keeps the node reads its value again at each later use of the node.
+    /// - A WRITE node is removed after this use of the node. If the node stayed, the transaction could commit while a
+    ///   later guard uses the node.
+    /// - A [`Shared`](crate::Shared) handle that keeps the node reads its value again for each later guard on the node.
     ///
     /// For a transaction on the lock's own session, use [`transaction`](Self::transaction), which needs no path.
     ///
@@ -315,8 +316,8 @@ debug!(Hold as "Hold", |it| path: it.held.node().path(), fencing_token: it.fenci
 /// Dropping the guard releases the lock in the background, unless other guards share its node, or the node stays
 /// [kept](crate::RwLockBuilder::keep). The drop may happen on any thread, also outside a runtime and in a panic. If the
 /// process exits immediately after the drop, the request may not be sent. So a program that is about to end should
-/// [`release`](Self::release) the guard, or drop its lock and coordinator handles, too. Dropping the last coordinator
-/// handle waits a moment for the server.
+/// [`release`](Self::release) the guard. Or it can drop its lock and coordinator handles after the guard: dropping the
+/// last coordinator handle waits a moment for the server.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
@@ -328,8 +329,9 @@ pub struct ReadGuard {
 ///
 /// Dropping the guard releases the lock in the background, unless the node stays [kept](crate::RwLockBuilder::keep).
 /// The drop may happen on any thread, also outside a runtime and in a panic. If the process exits immediately after the
-/// drop, the request may not be sent. So a program that is about to end should [`release`](Self::release) the guard, or
-/// drop its lock and coordinator handles, too. Dropping the last coordinator handle waits a moment for the server.
+/// drop, the request may not be sent. So a program that is about to end should [`release`](Self::release) the guard. Or
+/// it can drop its lock and coordinator handles after the guard: dropping the last coordinator handle waits a moment
+/// for the server.
 #[derive(Debug)]
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
@@ -358,7 +360,7 @@ guard!(ReadGuard);
 guard!(WriteGuard);
 
 impl ReadGuard {
-    /// Returns whether the guard is a use of a node that this process keeps between uses.
+    /// Returns whether the guard's node is a kept node: a node that this process keeps for several acquisitions.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.hold.held, GuardHold::Kept(_))
     }
@@ -443,8 +445,8 @@ impl WriteGuard {
     }
 }
 
-/// What a guard owns: a node, or a use of a node that the process keeps between uses. Several guards may share one
-/// hold.
+/// What a guard owns: a node of its own, or a use of a node that the process keeps for several acquisitions. Several
+/// guards may share one `GuardHold`.
 pub(crate) enum GuardHold {
     Alone(Arc<Contender>),
     Kept(KeptNodeUse),

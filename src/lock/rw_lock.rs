@@ -30,10 +30,10 @@ use crate::validation;
 /// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They can join the node
 /// until the process learns that another contender waits for the lock.
 ///
-/// The first poll of an acquisition sends the request for a place in the queue. More polls are needed while the client is
-/// disconnected, and on a path that was never used, whose directory is made first. When the turn of the acquisition comes,
-/// all contenders behind the acquisition wait, even if its future is not polled any more. So poll the future to its end, or
-/// drop it.
+/// The first poll of an acquisition sends the request for a place in the queue. More polls are needed while the client
+/// is disconnected. They are also needed on a path that was never used, because the directory is created first. When
+/// the turn of the acquisition comes, all contenders behind the acquisition wait, even if its future is not polled any
+/// more. So poll the future to its end, or drop it.
 /// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is not polled.
 ///
 /// # Examples
@@ -164,9 +164,10 @@ impl RwLockBuilder {
     /// not polled, the warning says so. Before the acquisition is in the queue, for example without a session, the future
     /// itself logs the warning.
     ///
-    /// One warning stands for all late acquisitions of this handle and its clones that are in the queue. The warning names the
-    /// first of them, and its field `others` has the number of the rest. The next warning comes a second later at the earliest.
-    /// For a use that waits for other uses of a [kept](Self::keep) node, the warning comes late, by up to a quarter of `limit`.
+    /// One warning stands for all late acquisitions of this handle and its clones that are in the queue. The warning
+    /// names the first of them, and its field `others` has the number of the rest. The next warning comes a second
+    /// later at the earliest. For an acquisition that waits for other guards of this process on a [kept](Self::keep)
+    /// node, the warning may be late by up to a quarter of `limit`.
     pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.warn_waiting = limit.into();
         self
@@ -187,18 +188,18 @@ impl RwLockBuilder {
     ///
     /// After `limit`, [`is_held`](crate::Hold::is_held) returns `false`, [`lost`](crate::Hold::lost) is ready,
     /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of
-    /// the library removes the node when the guard is dropped, but at the latest one
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed,
-    /// even if the guard was lost earlier for another reason. Because of the margin, the holder is notified before the
-    /// next contender is granted the lock. Requests of the holder to other systems may still be under way. The [fencing
-    /// token](crate::Hold::fencing_token) protects against them.
+    /// the library removes the node when the guard is dropped. If the guard is not dropped, the thread removes the node
+    /// one [`stop_margin`](crate::ZooKeeperBuilder::stop_margin) after the library has noticed that `limit` has passed.
+    /// This also holds if the guard was lost earlier for another reason. Because of the margin, the holder is notified
+    /// before the next contender is granted the lock. Requests of the holder to other systems may still be under way.
+    /// The [fencing token](crate::Hold::fencing_token) protects against them.
     ///
     /// - The time begins with the grant. A [downgrade](crate::WriteGuard::downgrade) or [share](crate::ReadGuard::share) does
     ///   not restart it.
     /// - In a [`MultiLock`](crate::MultiLock) the time of each lock begins with its own grant, also while the next lock is
     ///   waited for.
-    /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and all
-    ///   uses of the node are lost.
+    /// - On a [kept](Self::keep) node each acquisition has its own time. When the guard of one acquisition is held for
+    ///   too long, the node is lost, and all guards on the node with it.
     /// - A leader whose [term](crate::leadership::Term) lasts longer hands over, and campaigns again after a pause.
     /// - The limit holds for this handle and its clones. Other handles have limits of their own.
     ///
@@ -239,9 +240,9 @@ impl RwLockBuilder {
     ///
     /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
     /// lock's directory. Without that permission, the contender logs this once, and waits until the node was idle for
-    /// `idle`, or until the process that keeps the node checks the queue. The interval of these checks is `idle`, but an
-    /// `idle` below 30 s counts as 30 s here, and one above ten minutes as ten minutes. A `try_` method asks nobody. To
-    /// take a lock that others keep, use a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask) first.
+    /// `idle`, or until the process that keeps the node checks the queue. These checks come in intervals of `idle`, but
+    /// at least 30 s and at most ten minutes apart. A `try_` method does not ask. To take a lock that others keep, use
+    /// a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](crate::ReadGuard::release) waits for nothing while the node is kept.
@@ -249,10 +250,10 @@ impl RwLockBuilder {
     /// - The queue shows the [label](crate::Acquire::label) of the acquisition that made the node.
     /// - A WRITE node is given up after a use that has called
     ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
-    /// - If a contender asks for a kept node before the second use of the node, the next acquisition of that mode keeps
-    ///   no node.
-    /// - A `try_` method joins a kept node, and keeps none itself. If an idle node does not cover the mode of the call,
-    ///   the call gives the node up.
+    /// - If another contender asks for a kept node that had only one use, the node was kept for nothing. So the next
+    ///   acquisition of the same mode that needs a new node keeps none.
+    /// - A `try_` method can join a kept node, but a node that it creates is not kept. If an idle node does not cover
+    ///   the mode of the call, the call gives the node up.
     /// - With [`Duration::ZERO`] no node stays idle. Uses that overlap share a node, which is removed when the last of these
     ///   uses ends.
     ///
