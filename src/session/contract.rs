@@ -17,9 +17,9 @@ use crate::session::request::{
 };
 use crate::session::store::SessionStore;
 
-/// Returns the directory for a temporary node, which is created and deleted by a check of the node at `path`. Usually
-/// this is the directory of the node at `path`. If that node is a permit of a semaphore, it is the parent of that
-/// directory instead, because a node with any other name among the permits makes every count of the permits fail.
+/// A check of the node at `path` creates a temporary node, and deletes it again. Returns the directory for this
+/// temporary node. Usually this is the directory of `path`. For a permit of a semaphore, this is the parent of that
+/// directory, because a node with any other name among the permits makes every count of the permits fail.
 pub(crate) fn directory_for_check_node(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -55,12 +55,12 @@ pub(crate) fn directory_for_check_node(path: &str) -> &str {
 /// Only types of this library can implement this trait. Its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a slot on a session that is connected and alive now. The slot reserves room for ephemeral nodes whose
-    /// paths have `own_bytes` bytes together. The room of a session is limited, because the transaction that ends the
-    /// session lists these paths, and servers limit the size of a transaction.
+    /// Returns a session that is connected and alive now, in a [`SessionSlot`]. The slot reserves `own_bytes` bytes of
+    /// the session for the paths of the caller's ephemeral nodes. A session has a limited number of such bytes, because
+    /// the transaction that ends the session lists the paths of its nodes, and servers limit the size of a transaction.
     ///
-    /// After a session ended, the next call opens a new one. While the session is disconnected, the call waits until it
-    /// is connected again or over.
+    /// After a session ended, the next call opens a new one. While the session is disconnected, the call waits until
+    /// the session is connected again or over.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -122,7 +122,8 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     }
 }
 
-/// A slot on a session. While the slot lives, the room that was reserved for its nodes stays reserved.
+/// A session, and the bytes that are reserved in it for the paths of the caller's ephemeral nodes. The bytes stay
+/// reserved until the slot is dropped.
 #[derive(Debug)]
 pub struct SessionSlot {
     session: Arc<dyn Session>,
@@ -130,13 +131,13 @@ pub struct SessionSlot {
 }
 
 impl SessionSlot {
-    /// Returns a slot on a session that has room for any number of nodes, so that no room is reserved.
+    /// Returns a slot on a session that takes any number of nodes, so that no bytes are reserved.
     pub fn new(session: Arc<dyn Session>) -> SessionSlot {
         SessionSlot { session, _reservation: None }
     }
 
-    /// Returns a slot that has reserved room for nodes. The room is free again when the slot, and so `reservation`, is
-    /// dropped.
+    /// Returns a slot whose bytes the backend has reserved. Dropping the slot drops `reservation`, which frees the
+    /// bytes.
     pub fn with_reservation(session: Arc<dyn Session>, reservation: impl Any + Send + Sync) -> SessionSlot {
         SessionSlot { session, _reservation: Some(Box::new(reservation)) }
     }
@@ -191,7 +192,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         session == self.id()
     }
 
-    /// Returns the negotiated session timeout, which is the lease's timeout by default.
+    /// Returns the negotiated session timeout. The default implementation returns the timeout of the lease.
     fn timeout(&self) -> Duration {
         self.lease().timeout()
     }
@@ -239,8 +240,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { Ok(listed.await?.0) })
     }
 
-    /// Like [`Session::children`]. Also returns the stat of the node itself at the same moment, if the backend knows
-    /// it.
+    /// Like [`Session::children`]. Also returns the stat of the node itself at the moment of the listing, or `None` if
+    /// the backend does not know the stat.
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)>;
 
     /// Returns a node's data and stat.
@@ -346,8 +347,8 @@ impl ConnectionState {
         *self == ConnectionState::Connected
     }
 
-    /// Returns how long ago the connection was lost, and why there is none, if that is known. `None` unless the state
-    /// is [`Connecting`](ConnectionState::Connecting).
+    /// Returns how long ago the connection was lost, and the reason, if it is known, why there is no connection now.
+    /// `None` unless the state is [`Connecting`](ConnectionState::Connecting).
     pub(crate) fn into_cut_off(self) -> Option<CutOff> {
         match self {
             ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),

@@ -70,7 +70,8 @@ pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
 }
 
-/// The pause of [`until_may_exist`] where its caller might otherwise repeat the requests in a tight loop.
+/// A pause before [`until_may_exist`] returns, so that a caller that calls it again at once does not repeat the
+/// requests in a tight loop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until the node at `path` may exist, or for [`PAUSE`] after a failure. Fails only if the session is over.
@@ -81,8 +82,8 @@ pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> R
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // Either the node `name` was created just now, or the server lists it and yet answers that it does not
-            // exist. The pause keeps the caller from a tight loop in the second case.
+            // Either the node `name` was created just now, or a faulty server lists the node but answers reads of the
+            // node with `NoNode`. For the second case, the pause keeps the caller from a tight loop.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
                 return Ok(());

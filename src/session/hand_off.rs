@@ -2,9 +2,9 @@
 //!
 //! A holder hands the lock off by one transaction that sets the data of its node and deletes the node. A waiter takes
 //! the lock at the event "data changed". But that event also comes if a stranger (a client that does not own the node)
-//! has set the data. So a hand-off that granted the lock to contenders of this process is checked, unless their holds
-//! end first. The hand-off is confirmed once no contender is left whose sequence number is at most that of the holder
-//! that released.
+//! has set the data. So this process checks a hand-off that granted the lock to its own contenders, unless these
+//! contenders release the lock first. The hand-off is confirmed once no contender is left whose sequence number is at
+//! most that of the holder that released.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -21,8 +21,8 @@ use crate::session::retry::{RetryLimit, default_if_no_node, repeat};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
-/// After a server has refused the write that signals a release (the write to the data of a node), releases in the
-/// directory of that node are plain deletes for this number of session timeouts.
+/// A server may refuse the write that signals a release (the write to the data of the holder's node). Releases in the
+/// directory of that node are then plain deletes for this number of session timeouts.
 const UNSIGNALLED_FOR: u32 = 60;
 
 /// The maximum number of directories with refused signals that a session records. Before a session records one more
@@ -46,13 +46,13 @@ impl SessionStore {
         until.is_some_and(|until| self.lease().now() < until)
     }
 
-    /// Requests a check, by the task `keep_alive`, of the hand-off that has granted the lock to `node`. `path` is the
-    /// path of the node of the holder that released. Does nothing if this hand-off is the last one that was confirmed,
-    /// unless another check of it is still due.
+    /// Requests that the task `keep_alive` checks the hand-off that has granted the lock to `node`. `path` is the path
+    /// of the node of the holder that released. Does nothing if this hand-off was confirmed last and no further check
+    /// of this hand-off is due.
     pub(crate) fn request_hand_off_check(&self, path: &Arc<str>, node: &Arc<Node>) {
         let mut record = self.record.lock();
-        // Another check of a confirmed hand-off may still be due, because a contender was granted the lock just before
-        // the confirmation. That check then also covers `node`.
+        // A further check of the confirmed hand-off may be due, because another contender was granted the lock just
+        // before the confirmation. `node` is then added to that check.
         if record.last_confirmed.as_ref() == Some(path) && !record.hand_offs.contains_key(path) {
             return;
         }
@@ -61,9 +61,9 @@ impl SessionStore {
         self.unwatched.wake.notify_one();
     }
 
-    /// Returns the paths of the hand-offs whose check must start now, and marks them as under check. Drops a hand-off
-    /// that is not under check if no contender to which it granted the lock holds the lock now. A lost hold counts
-    /// until it is given back.
+    /// Returns the paths of the hand-offs whose check must start now, and marks them as under check. First drops each
+    /// hand-off that is not under check and whose contenders have all given the lock back. A contender that has lost
+    /// the lock must still give it back.
     pub(super) fn begin_hand_off_checks(&self) -> Vec<Arc<str>> {
         let mut record = self.record.lock();
         record.hand_offs.retain(|_, it| it.is_under_check || it.granted.iter().any(|node| node.is_held_even_if_lost()));
@@ -83,13 +83,13 @@ impl SessionStore {
 ///
 /// If that node still exists, a stranger has set its data, and the granted contenders lose the lock.
 ///
-/// A deleted node alone does not prove the hand-off, in two cases:
+/// If that node is gone, the hand-off may still be false, in two cases:
 /// - The owner of the node itself had a false grant.
 /// - A stranger has set the data of a writer's node, and then a downgrade has replaced that node.
 ///
 /// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows. If a
-/// contender is left whose sequence number is at most that of `path`, the granted contenders lose the lock. If there is
-/// none, the hand-off is confirmed. If a request fails, nothing is decided.
+/// contender is left whose sequence number is at most that of `path`, the granted contenders lose the lock. If no such
+/// contender is left, the hand-off is confirmed. If a request fails, nothing is decided.
 pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut survivor = match repeat(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
@@ -115,7 +115,7 @@ pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
 }
 
 /// Records that these nodes are lost, because their owners took a stranger's write to the node at `path` for a
-/// hand-off. `left` is the path of a contender in front of them that still exists.
+/// hand-off. `left` is the path of another contender's node, which still exists and is in front of these nodes.
 pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<Node>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for node in granted {

@@ -23,15 +23,16 @@ use crate::telemetry::{meter, names};
 /// Keeps a session alive, and watches the nodes that this library has created on it, until the session is over. A
 /// backend spawns this once for each session, on the thread of the sessions.
 ///
-/// A watch on each node is requested between one and two `grace` after the node's creation, unless the node was left by
-/// then. So a shorter hold costs no watch. A waiter requests the watch on its own node itself, before it waits.
+/// A watch on a node is requested after the node has existed for `grace`, and before it has existed for twice that
+/// time, unless its owner has left it by then. So a hold shorter than `grace` costs no watch. A waiter requests the
+/// watch on its own node itself, before it waits.
 ///
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. Its answer
 /// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout,
 /// and the answer to the next create lets the read extend the lease. But if reads alone [do not keep the session
 /// alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady mode](SessionStore::steady),
-/// none of these is sent.
+/// neither the reads nor the transactions are sent.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
@@ -70,8 +71,8 @@ impl SessionStore {
         !is_idle || record.nodes.is_empty()
     }
 
-    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held and not lost, or one other
-    /// node if there is none. Nodes that are being replaced are left out.
+    /// Returns the nodes that a heartbeat checks, with their paths: all nodes that are held and not lost. If there are
+    /// no such nodes, returns one other node. Leaves out nodes that are being replaced.
     fn nodes_to_check(&self) -> Vec<(Arc<Node>, String)> {
         let record = self.record.lock();
         let standing = |node: &Arc<Node>| Some((Arc::clone(node), node.path_if_in_place()?));
@@ -89,7 +90,7 @@ impl SessionStore {
 async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let lease = store.lease();
     // The handshake that created the session has extended the lease, so no heartbeat is due yet. The loop below sets
-    // the first one to one period from now.
+    // the first heartbeat to one period from now.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
     // The number of the connection on which nodes of late creates were last searched for, and the handle of that
@@ -111,8 +112,9 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if !lease.is_connected() {
-            // The connection is lost. The reconnect wakes this loop. If the session has nodes, a heartbeat is due then.
-            // A session without nodes needs no heartbeat then, because the handshake has touched it.
+            // The connection is lost. The reconnect wakes this loop. A session with nodes needs a heartbeat right after
+            // the reconnect. A session without nodes does not, because the handshake of the reconnect was itself a
+            // request of the session.
             due = if is_idle { Moment::MAX } else { now };
         } else if due <= now && !is_steady {
             due = now + period;
@@ -140,9 +142,9 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     }
 }
 
-/// Touches the session by a read, waits for the settling time, and then lets the read extend the lease, by
-/// [`check_own_nodes`]. The read is left out if another request has touched the session recently. The check is left out
-/// if it is not needed, or if the read's answer or the connection is lost.
+/// Sends a read, waits for the settling time after the answer, and then calls [`check_own_nodes`], so that the read
+/// extends the lease. The read is left out if a request that was sent shortly before is answered already. The check is
+/// left out if a recent request has extended the lease already, or if the read's answer or the connection is lost.
 async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
@@ -158,7 +160,7 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     }
     let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling_time())) else { return };
     pause.await;
-    // If other operations have let a recent touch extend the lease, no check is needed.
+    // If another operation has already let a recent request extend the lease, no check is needed.
     if let Some(live) = session.upgrade().filter(|_| !lease.has_counted_touch_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
@@ -167,8 +169,8 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
 }
 
 /// Checks that the nodes of `nodes_to_check` exist, by transactions that change nothing. Since a quorum commits each
-/// transaction, its answer lets earlier touches extend the lease. Records the loss of a node that is gone. Without a
-/// node to check, sends a sync if the lease or the session needs it.
+/// transaction, its answer lets earlier answered requests extend the lease. Records the loss of a node that is gone. If
+/// there is no node to check, may send a sync instead (see below).
 async fn check_own_nodes(session: &Arc<dyn Session>) {
     let store = session.store();
     let to_check = store.nodes_to_check();

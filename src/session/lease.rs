@@ -19,8 +19,8 @@
 //!   on the same connection. The handshake's answer alone proves too little: it comes from the leader alone, which may
 //!   have been deposed without knowing it. The new leader counts the session's timeout from its own election, which may
 //!   have been before the handshake.
-//! - The lease ends one T after the newest touch that counts, less a stop margin. The margin covers slow clocks, and
-//!   gives holders the time to stop their work. A lease that has run out has *lapsed*.
+//! - The lease ends T minus a stop margin after the newest touch that counts. The margin covers slow clocks, and gives
+//!   holders the time to stop their work. A lease that has run out has *lapsed*.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -38,8 +38,8 @@ type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 /// The longest tick that the lease assumes if the backend gives no tick time. ZooKeeper's default `tickTime` is 3 s.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// The shortest slack in the settling time, which is half a tick plus the slack. The slack is needed because a ping may
-/// reach the follower late.
+/// The settling time is half a tick plus a slack, because a ping may reach the follower late. This is the shortest
+/// slack.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
@@ -64,20 +64,21 @@ pub struct Lease {
     /// A copy of `LeaseState::end` in nanoseconds, but 0 once the session is over. [`Lease::now_if_valid_in`] reads
     /// this copy without the mutex, because a program may ask millions of times a second whether it still holds a lock.
     valid_until: AtomicU64,
-    /// The epoch of the lease that ends at `valid_until`.
+    /// The epoch that ends at `valid_until`. The epoch is the number of times that the lease has run out.
     valid_in: AtomicU64,
 }
 
 #[derive(Default)]
 struct LeaseState {
     /// When the lease ends, on the session's clock. [`Moment::MAX`] in steady mode. Zero before the lease begins, and
-    /// after [`LeaseState::lapse`] has found that it ran out. The end of the session does not change this.
+    /// after [`LeaseState::lapse`] has found that the lease has run out. The end of the session does not change this.
     end: Moment,
-    /// When the newest touch that has extended the lease was sent, or when steady mode was last turned on or off. A
-    /// lapse of the lease does not change this.
+    /// When the newest request that has extended the lease was sent, or when steady mode was last turned on or off.
+    /// Stays as it is when the lease runs out.
     counted: Moment,
-    /// The recorded touches of this connection that may still extend the lease, the oldest first. A touch extends the
-    /// lease once a quorum acknowledges an operation that was sent a settling time after the touch's answer.
+    /// The answered requests of this connection that may still extend the lease, the oldest first. Such a request
+    /// extends the lease once a quorum acknowledges an operation that was sent a settling time after the request's
+    /// answer.
     touches: VecDeque<Touch>,
     /// When a connection was last lost. Zero before the first loss. A request sent after this moment was sent on the
     /// present connection.
@@ -85,7 +86,7 @@ struct LeaseState {
     /// When the newest answered request or handshake was sent. Before the first answer on the present connection, this
     /// may be one of an earlier connection.
     answered: Moment,
-    /// The time between the sending of the request that was answered last and its answer.
+    /// How long the newest answer took, from the sending of its request.
     lateness: Duration,
     /// The number of times that the lease has run out. A hold belongs to one epoch, so that a later renewal of the
     /// lease does not make the hold valid again.
@@ -140,7 +141,8 @@ impl Lease {
     }
 
     /// Sets the stop margin: by how much the lease ends before the ensemble may expire the session. By default this is
-    /// a sixth of the session timeout, but at least 300 ms, and at most a quarter of the session timeout.
+    /// a sixth of the session timeout, or 300 ms if that is longer. But the default is never longer than a quarter of
+    /// the session timeout.
     pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
         self.margin = margin;
         self
@@ -177,9 +179,9 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // Of three recorded touches in a row, the first and the last were answered at least a `step` apart, so that the
-        // number of touches is bounded. If the second newest touch was answered less than a `step` ago, the present
-        // touch replaces the newest.
+        // To bound the number of touches, of any three in a row, the first and the last were answered at least a `step`
+        // apart. So if the second newest touch was answered less than a `step` ago, the present touch replaces the
+        // newest touch.
         let second_newest = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
         if second_newest.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
@@ -193,8 +195,8 @@ impl Lease {
 
     /// Does the same as [`Lease::record_answer`], for an operation that was sent at `sent` and that a quorum has
     /// acknowledged. If the operation was sent on the present connection, it may also extend the lease. The lease then
-    /// counts from the newest recorded touch that was answered at least a settling time before `sent`, or from the
-    /// handshake that has [resumed](Lease::resumed) the session, whichever was sent later. Returns `true` if this call
+    /// counts from one of two requests, whichever was sent later: the newest one that was answered at least a settling
+    /// time before `sent`, or the handshake that has [resumed](Lease::resumed) the session. Returns `true` if this call
     /// is the first to find that the lease has run out.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
@@ -289,8 +291,8 @@ impl Lease {
         self.state.lock().over.map(|(why, _)| why)
     }
 
-    /// Returns when the newest answered request was sent (at the latest at the end of the session), and when the end of
-    /// the session was recorded. `None` while the session is not over.
+    /// Returns two moments: when the newest answered request was sent, and when the end of the session was recorded.
+    /// The first moment is never later than the second. `None` while the session is not over.
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
@@ -319,32 +321,32 @@ impl Lease {
 
     /// Returns the time between heartbeats: usually a fifth of the session timeout. In two cases the time is shorter,
     /// but at least a twentieth of the timeout:
-    /// - Answers come late, or the settling time is long. The period is at most half of the longest one with which the
-    ///   next touch still extends the lease before the lease ends.
-    /// - The stop margin is longer than its default. The period is then shorter by the difference, so that at a loss of
-    ///   the connection, as much of the lease is left as with the default margin.
+    /// - Answers come late, or the settling time is long. The period is then at most half of the longest period with
+    ///   which the next heartbeat still extends the lease before the lease ends.
+    /// - The stop margin is longer than its default. The period is then shorter by the difference. So a loss of the
+    ///   connection leaves as much of the lease as with the default margin.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
         usual.min(self.longest_touch_interval() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
-    /// Returns the time between touches of a session without nodes: a quarter of the session timeout. The ZooKeeper
-    /// client crate pings only after it has sent nothing for up to 3/16 of the session timeout, so more frequent
-    /// touches could suppress its pings.
+    /// Returns the time between the reads that keep a session without nodes alive: a quarter of the session timeout.
+    /// The ZooKeeper client crate pings only after it has sent nothing for up to 3/16 of the session timeout, so more
+    /// frequent reads could suppress the pings.
     pub(crate) fn idle_period(&self) -> Duration {
         self.timeout / 4
     }
 
-    /// Returns for how long the connection may be lost without the loss of a hold, even if it is lost just before a
-    /// heartbeat extends the lease. `attempt`, the time for the attempt to reconnect, is subtracted already. Zero if
-    /// even the shortest break may cost a hold.
+    /// Returns how long the connection may be lost without the loss of a hold, in the worst case: the connection breaks
+    /// just before a heartbeat extends the lease. `attempt` is the time for the attempt to reconnect, and is
+    /// subtracted. Zero if even the shortest break may cost a hold.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.duration_from_touch().saturating_sub(oldest).saturating_sub(attempt)
     }
 
-    /// Returns the longest time between two touches with which the second touch still extends the lease before the
-    /// lease ends.
+    /// Returns the longest time between the sending of two requests with which the second request still extends the
+    /// lease before the lease ends.
     fn longest_touch_interval(&self) -> Duration {
         let lateness = self.state.lock().lateness;
         self.duration_from_touch().saturating_sub(self.settling).saturating_sub(lateness * 2)
@@ -352,9 +354,9 @@ impl Lease {
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
-    /// Before its first node, a session is touched only every [`idle_period`](Lease::idle_period). If answers come so
-    /// late that the lease may end before the next touch extends it, the node can rely on the lease only after a
-    /// request that was sent at `entered` or later has extended it.
+    /// While a session has no node, only one read is sent every [`idle_period`](Lease::idle_period). If answers come
+    /// late, the lease may end before the next read extends it. The first node can then rely on the lease only after a
+    /// request that was sent at `entered` or later has extended the lease.
     pub(crate) fn is_reliable_since(&self, entered: Moment) -> bool {
         self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_counted_touch_since(entered)
     }
@@ -365,14 +367,14 @@ impl Lease {
         self.settling + self.timeout / MOST_HEARTBEATS < self.duration_from_touch()
     }
 
-    /// Returns the settling time. A touch extends the lease once a later operation is acknowledged. That operation must
-    /// be sent at least the settling time after the answer to the touch.
+    /// Returns the settling time. An answered request extends the lease once a later operation is acknowledged. That
+    /// operation must be sent at least the settling time after the request's answer.
     pub(crate) fn settling_time(&self) -> Duration {
         self.settling
     }
 
-    /// Returns the time since the newest recorded touch of this connection was sent. Without a recorded touch, returns
-    /// the time since the zero of the lease's clock, so that a touch is due.
+    /// Returns the time since the newest recorded request of this connection was sent. If none is recorded, returns the
+    /// time since the zero of the lease's clock, which is so long that a new request is due.
     pub(crate) fn since_touch(&self) -> Duration {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
@@ -414,7 +416,8 @@ impl Lease {
     /// caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
     pub(crate) fn now_if_valid_in(&self, epoch: u64) -> Option<Moment> {
         // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
-        // An earlier reading could be from before the end of the lease if this thread was paused since.
+        // If the clock were read first and this thread then paused, the lease could end during the pause without being
+        // noticed here.
         let until = self.valid_until.load(Ordering::Acquire);
         if self.valid_in.load(Ordering::Acquire) != epoch {
             return None;

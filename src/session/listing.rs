@@ -3,7 +3,7 @@
 //!
 //! If each of n contenders that arrive together listed the directory, a session would read n times n names. But one
 //! listing serves every caller that called before the listing was *sent*. So while the allowed number of listings is
-//! under way, new callers wait for the next one.
+//! under way, new callers wait for the next listing, and share it.
 
 use std::iter;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ const UNDER_WAY_MAX: usize = 4;
 /// with copies of the same names.
 const MANY: usize = 256;
 
-/// The most listings that are sent after one sync. The next sync is sent when these are answered, or after one session
-/// timeout without all the answers. So a heartbeat usually waits behind no more than these.
+/// The most listings that are sent after one sync. The next sync is sent when all of them are answered, or one session
+/// timeout later. So a heartbeat usually waits behind no more than this number of listings.
 const BEHIND_ONE_SYNC: usize = 128;
 
 /// Lists the children of a directory. The answer shows the effect of every request that this session sent before this
@@ -34,7 +34,8 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Li
     list_telling_if_sent(session, directory).0
 }
 
-/// Does the same as [`list`]. Also returns whether the request was sent now. If not, a later request serves the caller.
+/// Does the same as [`list`]. Also returns whether the request was sent now. If not, the caller gets the answer to the
+/// next listing.
 pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
     let (answer, first) = session.store().begin_listing(directory);
     let is_sent = first.is_some();
@@ -61,7 +62,8 @@ impl SessionStore {
     }
 
     /// Records that a listing was answered, or that it was not answered in time. `is_large` says whether the directory
-    /// is large. If the next listing must be sent now, returns the sender of its answer.
+    /// is large. If the next listing must be sent now, returns the sender that gives the answer to that listing's
+    /// callers.
     fn end_listing(&self, directory: &Arc<str>, is_large: bool) -> Option<ListingSender> {
         let mut record = self.record.lock();
         let listings = record.listings.get_mut(directory)?;
@@ -79,8 +81,8 @@ impl SessionStore {
         next
     }
 
-    /// Adds a caller of a listing that is sent after a sync. Also returns whether the caller must start the task that
-    /// sends such listings.
+    /// Adds a caller that awaits a listing of the directory after a sync. Returns the channel on which the caller gets
+    /// the names, and whether the caller must start the task that sends such listings.
     fn join_synced_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, bool) {
         let wanted = &mut self.record.lock().synced_listings;
         let is_first = wanted.is_none();
@@ -88,9 +90,9 @@ impl SessionStore {
         (callers.or_insert_with(|| watch::channel(None).0).subscribe(), is_first)
     }
 
-    /// Returns the next directories to list after a sync, at most [`BEHIND_ONE_SYNC`], with their callers. If there are
-    /// none, returns `None`, and the task that sends the listings must end. A directory that was not returned yet can
-    /// still get more callers.
+    /// Returns the next directories to list after a sync, at most [`BEHIND_ONE_SYNC`], each with the sender that gives
+    /// the answer to its callers. If there are none, returns `None`, and the task that sends the listings must end. A
+    /// directory that was not returned yet can still get more callers.
     fn take_synced_listings(&self) -> Option<Vec<(Arc<str>, ListingSender)>> {
         let wanted = &mut self.record.lock().synced_listings;
         let taken: Vec<_> = iter::from_fn(|| wanted.as_mut()?.pop_first()).take(BEHIND_ONE_SYNC).collect();
@@ -174,7 +176,7 @@ async fn send_synced_listings(session: Arc<dyn Session>) {
         let (listings, on): (Vec<_>, _) = (listings.collect(), Arc::clone(&session));
         let mut answers = Box::pin(async move {
             let synced = &synced.await;
-            // On another connection, a listing may come from a server that lags behind.
+            // If the connection has changed since the sync, a listing may come from a server that lags behind.
             let is_same = || on.store().connection() == connection;
             let lost = || Failure::Unknown("the connection broke before the answer".to_owned());
             let answer = async |listing: Reply<Vec<String>>| {

@@ -77,7 +77,7 @@ pub(crate) struct Node {
     /// and so takes effect only if the node exists. A call of [`Node::prepare_foreign_transaction`] counts
     /// for ever, because the caller may send its transaction at any time.
     unsettled: AtomicUsize,
-    /// The number of writes (as above) that were sent.
+    /// The number of transactions that check this node and were sent so far, whatever their outcome.
     writes: AtomicUsize,
     /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost. Like
     /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
@@ -363,16 +363,16 @@ impl Node {
         (nanos(now) < self.first_limit.load(Ordering::Acquire)).then_some(now)
     }
 
-    /// Returns how long the node can still be held by the lease and the limits, whether or not it is held. `None` if
-    /// the lease has ended or a limit is reached.
+    /// Returns how long the lease and the limits still allow a hold of the node, whether or not the node is held now.
+    /// `None` if the lease has ended or a limit is reached.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         let left = self.lease.remaining()?.min(self.read(|it| it.limits.remaining(self.lease.now())));
         (!left.is_zero()).then_some(left)
     }
 
-    /// Returns the time until the node is given up: one stop margin of the lease after the first time limit of a hold
-    /// or use. Zero if that moment has passed. `None` if no present hold or use has a limit, and none has exceeded its
-    /// limit.
+    /// Returns the time until the node is given up, which happens one stop margin of the lease after a hold, or a use
+    /// of a kept node, first reaches its time limit. Zero if that moment has passed. `None` if no present hold or use
+    /// has a limit, and none has exceeded its limit.
     pub(crate) fn time_until_given_up(&self) -> Option<Duration> {
         self.read(|it| it.limits.time_until_given_up(self.lease.now(), self.lease.margin()))
     }

@@ -26,19 +26,20 @@ const CHECKS_MAX: usize = 1_000;
 /// The most bytes of checks in one transaction, unless a single check is longer. ZooKeeper refuses a request of 1 MiB.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// The most transactions into which the checks after a failed check are divided. With several transactions, several
-/// more failing checks are found at a time.
+/// A transaction fails at its first failing check, and the checks after it must be sent again. They are divided into at
+/// most this many transactions, so that several further failing checks are found at a time.
 const PARTS: usize = 16;
 
 /// The most contenders that an error names as the holders of a lock or as the contenders in front. The number is small,
 /// because the leader is asked whether each of them exists, and the error must be returned in time.
 pub(crate) const NAMED: usize = 8;
 
-/// The longest pause before a check, apart from the jitter, unless the session timeout is longer.
+/// The longest pause before a check, without the jitter. If the session timeout is longer, each pause is one session
+/// timeout.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Whether a check holds, that is, whether the leader has the node, with the given version if there is one. A failure
-/// is the reason why that is unknown.
+/// Whether a check holds, that is, whether the leader has the node (with the given version, if one is given). A failure
+/// says why this is unknown.
 pub(crate) type CheckResult = Result<bool, Failure>;
 
 /// Returns the operation that checks that a node exists, with this version if one is given.
@@ -71,8 +72,9 @@ pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>
     run_checks(session, &[check_operation(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
 }
 
-/// Returns the path of the first of these nodes that exists, or `None` if none of them does. Repeats lost requests
-/// until they are answered or the session is over. Fails if no node is found and a check had no result.
+/// Returns the path of the first of these nodes that exists, or `None` if none of them does. Repeats a request whose
+/// answer is lost, until the request is answered or the session is over. Fails if no node is found and the result of a
+/// check is unknown.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check_operation(path, None)).collect();
     let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
@@ -154,7 +156,8 @@ fn with_jitter(pause: Duration, random: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
-/// Says when one waiter asks the leader again. The pauses between its questions double, up to [`PAUSE_MAX`].
+/// Says when one waiter asks the leader again whether a node exists. Each pause is twice as long as the one before, up
+/// to [`PAUSE_MAX`].
 pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
@@ -202,8 +205,8 @@ impl<'a> Recheck<'a> {
 }
 
 /// Leaves the server (closes the connection to it) if it lists one of these nodes, which the ensemble's leader does not
-/// have. Does the same at each next server, until one lists none of the nodes or a listing fails. Returns whether a
-/// server was left, even if another caller has left it first.
+/// have. Does the same at each next server, until a server lists none of the nodes or a listing fails. Returns whether
+/// a server was left, even if another caller has left it first.
 ///
 /// The leader's answer that a node is gone has also brought the server up to date. So a server that lists the node
 /// afterwards is wrong.
@@ -265,7 +268,8 @@ pub(crate) async fn leave_differing_server(
 pub(crate) async fn leave_server(session: &Arc<dyn Session>, connection: u64, path: &str) -> Result<(), Failure> {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     let (on, node) = (Arc::clone(session), path.to_owned());
-    // This work is spawned, because the caller may be dropped at the first event that the next server delivers.
+    // This work is spawned, so that it ends even if the caller's future is dropped at the first event that the next
+    // server delivers.
     let left = async move {
         let left = on.leave_server(connection, &node).await;
         if matches!(left, Ok(true) | Err(Failure::Diverged { .. })) {

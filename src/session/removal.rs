@@ -4,8 +4,8 @@
 //! A late create is a create without an answer that is carried out after its owner has looked for its node and left:
 //! 1. Server A gets the create, and is stopped or cut off before it sends the create to the leader.
 //! 2. The session moves to server B, which shows no node, and the owner leaves.
-//! 3. The session comes back to A, and A sends the create. The leader takes it for a request of the new connection.
-//!    (While the session is at B, the ensemble refuses a request of this session from A.)
+//! 3. The session comes back to A, and A sends the create. The leader takes the create for a request of the new
+//!    connection. (While the session is at B, the ensemble refuses a request of this session from A.)
 //!
 //! A sends the create before the requests of the new connection. So a listing after the reconnect shows the node.
 
@@ -33,7 +33,7 @@ use crate::telemetry::names;
 /// timeouts suffice for a `syncLimit` of up to 20. The default is 5.
 const KEPT_FOR: u32 = 10;
 
-/// Removes a node, as `leaving` says. If that begins with a delete and the session is connected, the delete is sent
+/// Removes a node, as `leaving` says. If the first step is a delete and the session is connected, the delete is sent
 /// before this function returns. The removal goes on in the background even if the returned reply is dropped.
 /// `creating` is the reply to the node's create, if it is still awaited.
 pub(crate) fn remove(

@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use thiserror::Error;
 
-/// The answer to a request that was sent, or that will be sent even if the reply is not polled.
+/// The answer to a request. The request was sent already, or will be sent even if the reply is not polled.
 ///
 /// Dropping the reply does not cancel the request.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
@@ -384,8 +384,8 @@ pub enum Loss {
     /// A stranger wrote to a lock node while its owner still held the lock, and waiters took the write for a hand-off.
     ///
     /// The library usually detects the false grant after a few milliseconds. If a holder releases before that, the next
-    /// holder also has a false grant. The library detects the second one after a fifth of the session timeout, if the
-    /// rightful holder is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
+    /// holder also has a false grant. The library detects the second false grant after a fifth of the session timeout,
+    /// if the rightful holder is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
     /// [`Semaphore`](crate::Semaphore) never gives permits by such a write.
     #[error("a stranger wrote to a lock node, and the write was taken for a hand-off")]
     Interfered,

@@ -44,8 +44,8 @@ impl RetryLimit {
         self.made >= self.most
     }
 
-    /// Waits until a request that failed with an unknown outcome may be sent again. Fails with any other failure,
-    /// with every failure beyond the limit, and with [`Failure::Over`] if the session is over.
+    /// Waits until a request whose outcome is unknown may be sent again. If the outcome is known, or the limit is
+    /// reached, returns `failure`. Fails with [`Failure::Over`] if the session is over.
     pub(crate) async fn await_retry(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.is_reached() => self.pause(session).await,
@@ -84,8 +84,8 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     loop {
-        // The request is made only while the session is connected. Otherwise it would be sent after the reconnect even
-        // if the caller had been dropped by then.
+        // A request that is made while the connection is lost is sent after the reconnect, even if the caller was
+        // dropped by then. So the request is made only while the session is connected.
         if !session.lease().is_connected() {
             session.until_connected().await.map_err(Failure::Over)?;
         }
@@ -163,9 +163,10 @@ pub(crate) fn default_if_no_node<T: Default>(failure: Failure) -> Result<T, Fail
     if failure == Failure::NoNode { Ok(T::default()) } else { Err(failure) }
 }
 
-/// Polls the work once on the calling thread, and spawns the rest, if there is any, on the thread of the sessions. So
-/// the work goes on even if the caller is never polled again. The waker of the first poll does nothing, but the spawned
-/// task is polled at once, so no wake-up is lost.
+/// Polls the work once on the calling thread, so that its first request is sent before this function returns. If the
+/// work is not done then, spawns the rest on the thread of the sessions, so that the work goes on even if the caller is
+/// never polled again. The waker of the first poll does nothing, but the spawned task is polled at once, so no wake-up
+/// is lost.
 pub(crate) fn poll_then_spawn(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -213,7 +214,7 @@ pub(crate) fn cancellable(work: impl Future<Output: Send> + Send + 'static) -> (
     (end, task)
 }
 
-/// Runs the task. If the task panics, calls `fault`, and panics then.
+/// Runs the task. If the task panics, calls `fault`, and then passes the panic on.
 pub(crate) async fn on_panic(task: impl Future<Output = ()>, fault: impl FnOnce()) {
     if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
         fault();

@@ -31,8 +31,8 @@ use crate::telemetry::user_thread::catch_panic;
 /// over. None of these calls waits for I/O.
 pub struct SessionStore {
     lease: Arc<Lease>,
-    /// While this mutex is locked, no backend and no waker is called. A node's mutex may be locked while this mutex is
-    /// locked. This mutex must not be locked while a node's mutex is locked.
+    /// While this mutex is locked, no backend and no waker is called. If a node's mutex is needed at the same time,
+    /// this mutex is locked first, and never while a node's mutex is locked.
     pub(super) record: Mutex<SessionRecord>,
     /// Wakes the task that renews the lease, for example because the connection has changed, the session is over, or
     /// the renewal must run sooner.
@@ -66,7 +66,7 @@ pub(super) struct SessionRecord {
     /// The path of the hand-off that was confirmed last. If the same hand-off grants the lock to another contender
     /// later, that grant needs no check.
     pub(super) last_confirmed: Option<Arc<str>>,
-    /// The nodes that this process no longer keeps between uses, and deletes after the last use.
+    /// The nodes that this process no longer keeps between uses, and deletes after the last use of each.
     closing: Vec<Weak<Node>>,
     /// When the renewal of the lease runs next, on the session's clock.
     pub(super) renewal: Moment,

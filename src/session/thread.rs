@@ -37,14 +37,14 @@ static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 /// client crate and of this library, so connections in the child would not be served.
 static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
-/// Returns whether this process was forked after its parent had connected. Reads the clock [`since_boot_or_forked`],
-/// which, unless the process is a fork, asks the system for the process id at most about once in [`FORK_CHECK_EVERY`].
+/// Returns whether this process was forked after its parent had connected. This is cheap unless the process is a fork:
+/// the system is asked for the process id at most about once in [`FORK_CHECK_EVERY`].
 pub(crate) fn is_forked() -> bool {
     since_boot_or_forked() == FORKED
 }
 
-/// The time that [`since_boot_or_forked`] returns in a forked process. This time is later than the end of any lease of
-/// a real session, so every such lease that the fork has copied is invalid in the child.
+/// The time that [`since_boot_or_forked`] returns in a forked process. This time is later than the end of every lease
+/// of a session with servers. So in the child, all copies of such leases are invalid.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
 /// How long an answer of `std::process::id` is used, in nanoseconds. The call enters the kernel, which would be slow

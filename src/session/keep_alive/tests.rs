@@ -26,7 +26,7 @@ struct Noted {
     store: Arc<SessionStore>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
-    /// The failures with which checks and listings are answered, each with the path of the node that it is about.
+    /// The failures with which checks and listings are answered, each with the path of the checked or listed node.
     wrong: Mutex<Vec<(String, Failure)>>,
     /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,

@@ -78,7 +78,7 @@ impl Stage {
         self.lease.acknowledged(self.lease.now());
     }
 
-    /// Returns whether this touch is the newest that has extended the lease.
+    /// Returns whether the request sent at `touch` is the newest request that has extended the lease.
     fn counts(&self, touch: Moment) -> bool {
         self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
     }
@@ -110,7 +110,7 @@ fn a_touch_counts_by_an_operation_a_settling_time_later() {
     assert!(stage.counts(began));
     stage.lease.acknowledged(in_time);
     assert!(stage.counts(sent));
-    // A write is a touch like a read: its own acknowledgement does not make it extend the lease.
+    // A write, like a read, extends the lease only by a later operation, and not by its own acknowledgement.
     stage.advance(ms(300));
     stage.write();
     assert!(stage.counts(sent));
@@ -140,7 +140,8 @@ fn the_newest_touch_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCH_STEPS >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state.lock().touches.len() <= TOUCH_STEPS as usize + 2);
-    // Every touch that was answered a settling time before this operation now extends the lease, so the newest counts.
+    // Every request that was answered a settling time before this operation may now extend the lease, so the newest of
+    // them does.
     let last = *touches.last().unwrap();
     stage.advance(SETTLING);
     stage.write();
@@ -188,7 +189,7 @@ fn a_handshake_counts_from_its_sending() {
     assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
     assert!(stage.counts(handshake) && !stage.counts(last));
-    // The first acknowledged operation has let the handshake extend the lease at once. But a later touch needs the
+    // The first acknowledged operation has let the handshake extend the lease at once. But a later request needs the
     // settling time again.
     stage.advance(ms(1));
     let newer = stage.touch();

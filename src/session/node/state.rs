@@ -85,8 +85,8 @@ pub(crate) struct LossEvidence {
     pub(crate) valid_in: Option<u64>,
 }
 
-/// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several may reach
-/// their limits at the same moment.
+/// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several holds or uses
+/// may reach their limits at the same moment.
 pub(crate) type LimitDeadline = (Moment, u64);
 
 /// The time limits of the holds of a node, or of the uses of a node that is kept between uses.
@@ -131,9 +131,9 @@ impl Limits {
         self.first().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
     }
 
-    /// Returns the time until the node is given up. The node is given up `margin` after a hold or use was first found
-    /// to have exceeded its limit. If none was, the node is given up `margin` after the first of the present holds and
-    /// uses reaches its limit. Returns `None` if none of them has a limit either.
+    /// Returns the time until the node is given up: `margin` after the moment at which a hold or use was first found to
+    /// have exceeded its limit. If there was no such moment yet, counts from the moment at which the first of the
+    /// present holds and uses reaches its limit. Returns `None` if none of them has a limit either.
     pub(super) fn time_until_given_up(&self, now: Moment, margin: Duration) -> Option<Duration> {
         self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
     }
@@ -163,7 +163,7 @@ pub struct NodeState {
     /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange
     /// took effect.
     unseen: Option<String>,
-    /// The epoch of the lease on which a waiter relies. `None` while the waiter relies on none.
+    /// The epoch of the lease whose end means that the waiter is lost. `None` while the waiter relies on no epoch.
     relied_epoch: Option<u64>,
     loss: Option<Loss>,
     /// Whether [`NodeState::take_unreported_loss`] has returned the loss of the hold.
@@ -171,9 +171,9 @@ pub struct NodeState {
     /// Whether a watch on this node was requested, and has neither failed nor fired. A node that replaces this one
     /// begins without a watch.
     is_watched: bool,
-    /// Whether the owner, while it waited, has requested that the nodes kept between uses in this directory be given
-    /// up. If so, an event of the watch on the directory may come from the owner's own request, and does not prove that
-    /// another contender has made one.
+    /// Whether the owner, while it waited, has asked processes to give up the nodes in this directory that they keep
+    /// between uses. If so, an event of the watch on the directory may come from the owner's own request, and does not
+    /// prove a request of another contender.
     pub(crate) asked_itself: bool,
     /// The id of the last commit of a shared value under this node, or 0 before the first one.
     commits: u32,
@@ -221,7 +221,7 @@ impl NodeState {
         let (tries, step) = match failure {
             Failure::Unknown(_) => (&mut self.unanswered, EntryStep::Recover),
             // A faulty server may report a missing directory and yet list the node. So no second node is created here:
-            // it would wait behind the first one for ever.
+            // the second node would wait behind the first node for ever.
             Failure::NoNode if is_listed => (&mut self.without_directory, EntryStep::Recover),
             Failure::NoNode => (&mut self.without_directory, EntryStep::MakeDirectory),
             failure => return Err(failure),
@@ -294,8 +294,8 @@ impl NodeState {
         self.end_replacement_at(self.path.clone());
     }
 
-    /// Ends a replacement: from now on the node is at this path. If none is under way, because the owner has left the
-    /// node meanwhile, returns `false` and changes nothing. Either of the two nodes may exist then.
+    /// Ends a replacement: from now on the node is at this path. If no replacement is under way, because the owner has
+    /// left the node meanwhile, returns `false` and changes nothing. The old node or the new node may exist then.
     fn end_replacement_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
@@ -464,8 +464,8 @@ impl NodeState {
     }
 
     /// Returns the orphans among these names: other nodes of this owner, which may exist if the answer to a create was
-    /// lost. The caller must have listed the names after a write that this session sent later than that create, so that
-    /// they contain every orphan. Returns none if no orphan is possible, or if this owner has no node now.
+    /// lost. This session must have sent the create first, then some write, and then the listing of these names. So the
+    /// names contain every orphan. Returns none if no orphan is possible, or if this owner has no node now.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.name);
         let has_our_tag = |name: &str| me.dialect().split_name(name).is_some_and(|(tag, _)| tag == me.tag());

@@ -83,7 +83,8 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
     }
 }
 
-/// In this test, answers come so late that the lease of an idle session may end before the next touch extends it.
+/// In this test, answers come so late that the lease of a session without nodes may end before the next read extends
+/// it.
 #[test]
 fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
     let (store, clock) = SessionStore::begun(Duration::from_secs(6));
