@@ -33,7 +33,8 @@ impl Acquire<WriteGuard> {
     /// hosts wait for the lock. The first host does the work and records the success. The other hosts then get that
     /// record. If the first host fails, or dies, the next one gets a guard, and does the work. Choose a `period` that
     /// is longer than the difference of the hosts' clocks, and shorter than the time from one start to the next. The
-    /// `period` begins at the end of the work, so subtract the time that the work may take.
+    /// `period` begins when the work ends. So the time from one start to the next must be longer than the work and the
+    /// `period` together.
     ///
     /// # The record
     /// The record is an ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`.
@@ -42,17 +43,18 @@ impl Acquire<WriteGuard> {
     /// time at which the ensemble committed the record. [`RwLock::queue`](crate::RwLock::queue) shows the record, and
     /// [`RwLock::forget`](crate::RwLock::forget) deletes it.
     ///
-    /// A second copy of the record is in the node whose name ends with `.done.twin`, if the client may create that
-    /// node. If the record alone is deleted, no host does the work again before the period is over. An empty node at
-    /// the record's path counts as no record, so an operator can create that node beforehand, with an ACL of its own.
+    /// The node whose name ends with `.done.twin` has a copy of the record, if the client may create that node. If
+    /// somebody deletes only the record, the copy still shows the success, and no host does the work again before the
+    /// period is over. An empty node at the record's path counts as no record, so an operator can create that node
+    /// beforehand, with an ACL of its own.
     ///
     /// # Whose clock counts
-    /// Only the ensemble's clock counts. The time of the record is compared with the time at which the contender's own
-    /// node was created. The ensemble's leader has set both times. If the contender has waited, the present time is the
-    /// creation time of its node, plus 99 % of the time since the reply to the create. The hundredth is left out in
-    /// case the host's clock is fast. So no host's time of day is used, and a wait never makes two hosts do the work
-    /// within one `period`. If another server becomes the leader, and its clock differs, the present period is wrong by
-    /// that difference.
+    /// Only the ensemble's clock counts. The time of the record is compared with the present time on that clock. The
+    /// ensemble's leader has set the time of the record and the creation time of the contender's own node. The creation
+    /// time is the present time if the contender has not waited. If it has waited, 99 % of the time since the reply to
+    /// the create is added. The hundredth is left out in case the host's clock is fast. So no host's time of day is
+    /// used, and a wait never makes two hosts do the work within one `period`. If another server becomes the leader,
+    /// and its clock differs, the present period is wrong by that difference.
     ///
     /// A record whose time is in the future counts if that time is less than a `period` ahead. A record with a later time
     /// does not count. So a clock that was set back delays the work by no more than a `period`.
@@ -63,7 +65,7 @@ impl Acquire<WriteGuard> {
     /// acquire the [`MultiLock`](crate::MultiLock) under this guard.
     ///
     /// # What it costs
-    /// The costs of the lock itself, one read after the grant, and up to two more requests if there is no record.
+    /// The requests of the lock itself, one read after the grant, and up to two more requests if there is no record.
     /// Recording a success costs one transaction.
     ///
     /// # Cancel safety
@@ -188,7 +190,8 @@ async fn check_if_due(
     let (last, is_there) = match seen.map_err(refused)? {
         RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
         RecordNode::None { is_there: true } => (None, true),
-        // The server shows no record. The twin, a second copy of the record, shows whether the record was deleted.
+        // The server shows no record. If `twin`, the node with a copy of the record, exists, the record may have been
+        // deleted.
         RecordNode::None { is_there: false } => {
             let twin = hold.run_while_held(RecordNode::read(session, &metadata::twin_path(&path))).await?;
             let last = if let RecordNode::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
@@ -213,8 +216,8 @@ async fn check_if_due(
     }
     let at = humantime::format_rfc3339_millis(clamp_to_printable(last.at));
     emit!(DEBUG, path = hold.user_path(), host = last.host, %at, "the work is not due: it was done within the period");
-    // The lock is given back in the background. The result needs no lock that is still held, because the record is
-    // older than the grant. So neither the release nor its error matters here.
+    // The lock is given back in the background, and an error of that is ignored. The result is right without the lock,
+    // because the record is older than the grant.
     drop(guard);
     Ok(Work::Done(last))
 }
@@ -268,15 +271,15 @@ impl OnceGuard {
     /// lock, so the next contender still waits until the guard is dropped or [released](Self::release). Another call
     /// records a later success.
     ///
-    /// The record is written only if the lock is still held when the ensemble commits the record. So if a holder is cut off
-    /// and its successor does the work again, the first holder cannot write its record later.
+    /// The record is written only if the lock is still held when the ensemble commits the record. So a holder that was
+    /// cut off cannot write its record later, when its successor may be doing the work again.
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the success may or may not have been recorded.
     ///
     /// # Errors
-    /// After any error but [`Error::OutcomeUnknown`] this call has recorded nothing. Unless an earlier call has, the
-    /// next contender does the work again.
+    /// After any error but [`Error::OutcomeUnknown`] this call has recorded nothing. The next contender then does the
+    /// work again, unless an earlier call has recorded a success.
     ///
     /// - [`Error::Lost`] if the lock was lost.
     /// - [`Error::PermissionDenied`] if this client may not write the record, or may not create it beside the lock's
@@ -305,8 +308,9 @@ impl OnceGuard {
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
         let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_path(&path));
-        // One transaction writes the record and its twin. If this client may not write the twin, only the record is
-        // written, because an operator may have created only the record, with an ACL for this client.
+        // One transaction writes the record and `twin`, the node with a copy of the record. If this client may not
+        // write `twin`, only the record is written: an operator may have created only the record, with an ACL for this
+        // client.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
             let transaction = set_or_create(self.guard.transaction(), &path, &text, is_there);
@@ -332,7 +336,8 @@ impl OnceGuard {
                 Error::TransactionRefused { reason: Failure::NodeExists, .. } if may_retry && !is_there => {
                     is_there = true
                 }
-                // The retry may record the success a second time, which does no harm.
+                // The first try may have recorded the success. The retry then records it a second time, which does no
+                // harm.
                 Error::OutcomeUnknown { .. } if may_retry => {
                     in_doubt = true;
                     if tries.pause(session).await.is_err() {

@@ -26,7 +26,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A semaphore, shared by all processes that open the same path of the same ensemble. Together they never hold more
-/// permits than the semaphore has, unless its number was lowered while they held permits.
+/// permits than the semaphore has, unless the number of permits was lowered while they held them.
 ///
 /// A handle is cheap to clone, and holds nothing by itself. Each acquisition returns a [`Permit`], for one permit or
 /// for several. Dropping or [releasing](Permit::release) the [`Permit`] gives its permits back. If a process dies, its
@@ -54,10 +54,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// A task that holds permits and waits for more may wait for ever, for its own permits or for those of a task that does
 /// the same. Acquire all permits at once, with [`acquire_many`](Self::acquire_many).
 ///
-/// # Nodes
-/// The semaphore has two directories below its path. `queue` is the directory of a lock, whose holder is the next to
-/// take permits. `permits` has an ephemeral node for each holder. Acquiring a free permit costs two round trips. A
-/// released permit wakes one waiter, however many wait.
+/// The semaphore has two directories below its path. `queue` is the directory of a lock. The holder of that lock is the
+/// next to take permits. `permits` has an ephemeral node for each holder of permits. Acquiring a free permit costs two
+/// round trips. A released permit wakes only one waiter, however many wait.
 ///
 /// # Examples
 ///
@@ -122,9 +121,9 @@ impl Semaphore {
     /// acquisition's nodes and watches are removed as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with, or if no
-    /// number is known. [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given.
-    /// For other errors see [`Error`].
+    /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with, or if
+    /// neither the ensemble nor this handle has a number. [`Error::Timeout`], which names the holders, only if a
+    /// [`timeout`](Acquire::timeout) was given. For other errors see [`Error`].
     ///
     /// # Examples
     ///
@@ -152,9 +151,10 @@ impl Semaphore {
     /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`Error::Permits`] if the semaphore has fewer permits. If this handle was opened with a lower number, nothing is
-    /// sent. If the number is lowered during the wait, the acquisition fails once it is the first in the queue.
-    /// [`Error::InvalidInput`] if `permits` is zero. The other errors are those of [`acquire`](Self::acquire).
+    /// [`Error::Permits`] if the semaphore has fewer permits. If this handle was opened with fewer permits, the
+    /// acquisition fails without a request. If the number of permits is lowered during the wait, the acquisition fails
+    /// once it is the first in the queue. [`Error::InvalidInput`] if `permits` is zero. The other errors are those of
+    /// [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -178,10 +178,10 @@ impl Semaphore {
     /// Acquires a permit if one is free and nobody waits. Waits for no contender. Writes nothing to the ensemble if the
     /// permits are already taken, or if another contender waits.
     ///
-    /// Before the call fails because of holders or waiters, it asks the ensemble's leader whether these still exist. If
-    /// another contender takes the permit at the same time, this call creates one node, removes it, and fails. [How
-    /// long the call takes](Call#how-long-it-takes) is limited by the session timeout, or by
-    /// [`timeout`](Call::timeout).
+    /// Before the call fails because of holders or waiters, it asks the ensemble's leader whether the nodes of these
+    /// holders and waiters still exist. If another contender takes the permit at the same time, this call creates one
+    /// node, removes it, and fails. [How long the call takes](Call#how-long-it-takes) is limited by the session
+    /// timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Same as for [`acquire`](Self::acquire).
@@ -263,11 +263,11 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Allows this handle to write the number of permits to an empty node that exists already, which an operator may have
-    /// created with an ACL of its own. Without this option, an empty node is the error
-    /// [`PermitsError::EmptyNode`](crate::error::PermitsError::EmptyNode), because it may be the directory of a lock that
-    /// nobody uses now, and the number would keep the lock's users out. A semaphore's node, or a path without a node, does not
-    /// need this option.
+    /// Allows this handle to write the number of permits to an empty node that exists already, which an operator may
+    /// have created with an ACL of its own. Without this option, an empty node leads to the error
+    /// [`PermitsError::EmptyNode`](crate::error::PermitsError::EmptyNode). The reason is that the node may be the
+    /// directory of a lock that nobody uses now, and a number in it would keep the users of that lock out. The option
+    /// is not needed if the node is already that of a semaphore, or does not exist.
     ///
     /// # Examples
     ///
@@ -295,8 +295,8 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Sets options of the queue, such as host, label and warnings. [`build`](Self::build) refuses to
-    /// [keep](RwLockBuilder::keep) permits between uses, and to use another [dialect](RwLockBuilder::dialect).
+    /// Sets options of the queue, such as host, label and warnings. [`build`](Self::build) refuses
+    /// [`keep`](RwLockBuilder::keep), and any [dialect](RwLockBuilder::dialect) but the native one.
     ///
     /// # Examples
     ///
@@ -335,9 +335,9 @@ impl SemaphoreBuilder {
 /// One permit of a [`Semaphore`](crate::Semaphore), or several that were acquired together. Made by
 /// [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
-/// Derefs to [`Hold`], with everything a holder can do. Holders of other permits use the resource at the same time, so the
-/// resource must not refuse every lower [fencing token](Hold::fencing_token). If the resource has numbered slots, one for
-/// each holder, it can compare the tokens of the same slot.
+/// Derefs to [`Hold`], with everything a holder can do. Holders of other permits use the resource at the same time. So
+/// the resource must not refuse a [fencing token](Hold::fencing_token) just because it has seen a higher one. If the
+/// resource has a numbered place for each holder, it can compare the tokens that were used at the same place.
 ///
 /// Dropping this value gives its permits back in the background. The permit may be dropped on any thread, also outside
 /// a runtime and in a panic. Before a program ends, it should [`release`](Self::release) the permit: see
@@ -385,9 +385,9 @@ impl Semaphore {
     /// Reads the holders of permits, in the order in which they took their permits, and the waiters, in the order of their
     /// arrival.
     ///
-    /// Costs two listings, one read of the number, and one request for each 256 members. The result may be as old as the
-    /// server's view. [How long the call takes](Call#how-long-it-takes) is limited by the session timeout, or by
-    /// [`timeout`](Call::timeout).
+    /// Sends two requests that list the nodes, one that reads the number of permits, and one for each 256 members. The
+    /// result may be as old as the data of the server that answers. [How long the call takes](Call#how-long-it-takes)
+    /// is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
@@ -467,10 +467,10 @@ impl Semaphore {
     /// for a lock, a job's record or a value. Without [`at_existing_node`](SemaphoreBuilder::at_existing_node) also fails if
     /// the path has an empty node, which may be that of a lock that nobody uses now.
     ///
-    /// No holder loses its permits. If more permits are held than the new number, none is granted until enough are given
-    /// back. Waiting acquisitions use the new number. A request for more permits than the new number fails with
-    /// [`Error::Permits`] once it is the first in the queue. From now on, a program that opens the semaphore with a number
-    /// must give the new one. Handles that were used before need not be opened again.
+    /// No holder loses its permits. If more permits are held than the new number, none is granted until enough permits
+    /// are given back. Waiting acquisitions use the new number. An acquisition of more permits than the new number
+    /// fails with [`Error::Permits`] once it is the first in the queue. From now on, a program that opens the semaphore
+    /// with a number must give the new one. Handles that were used before need not be opened again.
     ///
     /// # Cancel safety
     /// If the future is dropped, the number may or may not have been changed.
@@ -502,9 +502,9 @@ impl Semaphore {
         Call::with_deadline(&self.state.config.coordinator, async move { set_permits(&state, permits).await })
     }
 
-    /// Removes the semaphore, if nobody holds or waits for a permit. One transaction deletes its node, its two directories and
-    /// the sibling node that has a copy of the number. Afterwards the path can be used for a lock. Returns the number of
-    /// permits that the semaphore had, or `None` if there is no semaphore.
+    /// Removes the semaphore, if nobody holds or waits for a permit. One transaction deletes its node, its two
+    /// directories and the node beside it that has a copy of the number of permits. Afterwards the path can be used for
+    /// a lock. Returns the number of permits that the semaphore had, or `None` if there is no semaphore.
     ///
     /// If there are other nodes below the semaphore's node, that node stays, without a number. Another handle that knows a
     /// number creates the semaphore again at its next acquisition. This handle and its clones forget the number.
@@ -550,8 +550,8 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
 }
 
-/// Runs `work` on a session. Repeats `work` while its outcome is unknown, and on a fresh session if the session ends,
-/// within the limits of [`call::ask_until_answered`] and [`call::retry_on_fresh_session`].
+/// Runs `work` on a session. Repeats `work` while its outcome is unknown, as [`call::ask_until_answered`] does. If the
+/// session ends, repeats `work` on a fresh session, as [`call::retry_on_fresh_session`] does.
 async fn on_a_session<T, F>(
     state: &SemaphoreState,
     operation: &'static str,
@@ -589,7 +589,7 @@ async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, p
         let node = retry::data(session, path, true).await?;
         let twin = state.read_twin(session).await?;
         // If the data is no number, and there is no directory of permits, the node may belong to another program. So
-        // its data is not overwritten.
+        // its data is not overwritten, and the call fails.
         if let Some((data, _)) = &node
             && let Err(error) = state.parse_number(data)
             && retry::data(session, &state.taken, false).await?.is_none()
@@ -603,7 +603,8 @@ async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, p
     }
 }
 
-/// How often the removal of a semaphore is tried, if its nodes change during each try.
+/// How often the removal of a semaphore is tried. A try fails, for example, if another client changes one of the nodes
+/// meanwhile.
 const REMOVALS: u32 = 64;
 
 async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
@@ -629,9 +630,10 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
     Err(state.doubtful_error("its directories have nodes that are neither permits nor waiters".to_owned()))
 }
 
-/// Removes the semaphore's nodes. Returns the number of permits in the node or in its twin, and whether nothing is left
-/// to remove. The nodes stay if somebody holds or waits for permits, or if another client has changed one of them
-/// meanwhile. A node with other children stays, without data.
+/// Removes the semaphore's nodes. Returns the number of permits in the node, or in `twin`, the node with a copy of the
+/// number. Also returns whether nothing is left to remove. The nodes stay if somebody holds or waits for permits, or if
+/// another client has changed one of them meanwhile. If the semaphore's node has other children, it stays, without
+/// data.
 async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;

@@ -26,7 +26,7 @@ pub(crate) struct Candidate {
     /// The interval between two health checks, and the check. `None` if the user set no check.
     pub(crate) health: Option<(Duration, HealthCheck)>,
     pub(crate) status: watch::Sender<CandidateStatus>,
-    /// The backoff between campaigns, and the end of the pause before the next campaign, if there is to be one.
+    /// The backoff between campaigns, and the time at which the pause before the next campaign ends, if one is due.
     pub(crate) next_pause: Mutex<(Backoff, Option<Instant>)>,
     /// The time of the first health check that has failed since the last successful one. `None` while the candidate is healthy.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
@@ -36,15 +36,15 @@ pub(crate) struct Candidate {
 pub(crate) struct CandidateStatus {
     pub(crate) is_campaigning: bool,
     pub(crate) is_stopped: bool,
-    /// The present term, from the grant of the write lock until the [`RunningTerm`] is dropped.
+    /// The present term: set when the write lock is granted, and cleared when the [`RunningTerm`] is dropped.
     pub(crate) term: Option<Term>,
     /// Whether the present term must end because this candidate resigned.
     pub(crate) is_resigned: bool,
 }
 
 impl CandidateStatus {
-    /// Returns whether `term` is the present term. Compares the guards and not the term numbers, because an ensemble that was
-    /// emptied, or restored from a backup, gives the same numbers again.
+    /// Returns whether `term` is the present term. Compares the guards, because term numbers can repeat: an ensemble
+    /// that was emptied, or restored from a backup, gives the same numbers again.
     pub(crate) fn is_present_term(&self, term: &Term) -> bool {
         self.term.as_ref().is_some_and(|it| Arc::ptr_eq(&it.guard, &term.guard))
     }
@@ -76,8 +76,8 @@ impl Candidate {
         }
     }
 
-    /// Waits until this candidate leads, and returns the guard of the write lock. Begins again, after a pause, when an
-    /// attempt fails with an error that a retry can fix. An unhealthy candidate is not in the queue.
+    /// Waits until this candidate leads, and returns the guard of the write lock. If an attempt fails with an error
+    /// that a retry can fix, tries again after a pause. While the candidate is unhealthy, it does not queue up.
     async fn wait_to_lead(&self) -> Result<WriteGuard, Error> {
         let mut has_warned = false;
         loop {
@@ -115,7 +115,8 @@ impl Candidate {
     /// `lasted` is the length of the term, or zero if the campaign led to no term. `ended` has the loss, if the lock
     /// was lost.
     fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
-        // After these losses the next campaign fails with an error that no retry can fix, so no pause is needed.
+        // After a loss for one of these reasons, the next campaign fails with an error that no retry can fix. So no
+        // pause is needed.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
             return;
         }
@@ -133,8 +134,8 @@ impl Candidate {
                 false => return pending().await,
             }
         };
-        // A caller that waits until the candidate is unhealthy has already seen a successful check. So the next check
-        // is due an interval later.
+        // A caller that waits for the candidate to become unhealthy has just seen a successful check. So the next check
+        // comes after one interval.
         if !is_wanted {
             self.lock.config.coordinator.sleep(*interval).await;
         }
@@ -202,8 +203,9 @@ impl Drop for Campaign {
     }
 }
 
-/// A boxed future of one step of a campaign. `Box<dyn Future + Send>` states that the step is `Send`. Without the box,
-/// the compiler would have to prove this anew for the future of `lead`, and would fail if the caller's work borrows.
+/// A boxed future of one step of a campaign. The type `dyn Future + Send` states that the step is `Send`. Without the
+/// box, the compiler would have to prove that the future of `lead` is `Send`, and would fail if the caller's work
+/// borrows.
 type BoxedStep<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A term while its work runs. The term ends at the latest when this value is dropped, even if clones of the [`Term`]
@@ -238,7 +240,7 @@ impl RunningTerm {
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
         let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);
-        // `while_held` drops the work before it returns. So the lock is given back only after that.
+        // `while_held` drops the work before it returns. So the work no longer runs when the lock is given back.
         let ended = while_held(loss, self.wait_for_end(), work).await;
         let given_back: BoxedStep<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
@@ -275,8 +277,8 @@ impl Drop for RunningTerm {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.published_data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        // The reply to the removal of the node is dropped, because `drop` cannot wait for the reply. The removal goes on in the
-        // background.
+        // `drop` cannot wait for the reply to the removal of the node, so the reply is dropped. The removal goes on in
+        // the background.
         drop(self.term.guard.held.leave().1);
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
@@ -334,8 +336,8 @@ impl Backoff {
     }
 
     /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or
-    /// zero if the campaign failed. `without_loss` is whether the term or campaign ended without a loss of the lock.
-    /// Returns `None` after a term that was longer than this maximum and was not lost.
+    /// zero if the campaign failed. `without_loss` is `true` if the term or campaign ended without a loss of the lock.
+    /// Returns `None` if no pause is needed: after a term that was longer than this maximum and was not lost.
     pub(crate) fn next_longest_pause(&mut self, lasted: Duration, without_loss: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {

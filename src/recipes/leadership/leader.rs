@@ -101,8 +101,8 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
 }
 
 /// Returns the output of `read`, which reads the node of the candidate `it`. Returns `None` if the ensemble's leader
-/// lacks the node, and connects to another server if this client's server still lists the node. If the check fails, or
-/// has no answer within a session timeout, the node counts as present.
+/// does not have the node. If this client's server still lists the node then, also connects to another server. If the
+/// check fails, or has no answer within a session timeout, the node counts as present.
 async fn unless_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -121,9 +121,10 @@ async fn unless_gone<T>(
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
 ///
 /// The first call of [`next`](Changes::next) returns the present leader. `None` inside the result means that nobody
-/// leads. A lost connection, or the end of this client's session, yields no item. If the leader changed meanwhile, the
-/// present leader is returned when the connection is back. If the directory cannot be watched, or has a node of another
-/// dialect, the error is returned once, and the stream tries again. The stream ends once the coordinator is closed.
+/// leads. A lost connection, or the end of this client's session, yields no item. If the leader has changed meanwhile,
+/// the stream returns the present leader once the client is connected again. If the directory cannot be watched, or has
+/// a node of another dialect, the stream returns the error once, and tries again. The stream ends once the coordinator
+/// is closed.
 ///
 /// Dropping the stream removes its watch. Nothing is sent while the stream is not polled.
 pub type LeaderChanges = Changes<LeaderUpdate>;
@@ -164,8 +165,8 @@ impl Followed for Observer {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.config.directory;
-        // This session's server may lag behind the server whose reply led to the last item of the stream. Without a sync, the
-        // stream could go back to an earlier leader.
+        // The server of this session may lag behind the server that has shown the last item of the stream. Without a
+        // sync, the stream could go back to an earlier leader.
         if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
@@ -191,11 +192,11 @@ impl Followed for Observer {
                 None => self.watch_directory(session).await,
             };
             match waited {
-                // The leader's node, or the list of the candidates, may have changed. The next round of the loop lists the
-                // candidates again.
+                // The watch has fired: the leader's node or the list of the candidates may have changed. The loop lists
+                // the candidates again.
                 Ok(()) => {}
-                // The directory, or the leader's node, was deleted between the listing and the watch. Or the server
-                // wrongly says that the leader's node does not exist.
+                // The directory or the leader's node was deleted between the listing and the watch. Or this client's
+                // server lags, and denies a node that the ensemble has.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
                         presence::pause_if_leader_has(session, &format!("{path}/{}", it.as_str()), &mut denials)
@@ -222,7 +223,7 @@ impl Observer {
     }
 
     /// Reports that nobody leads, and waits until the directory changes. Returns immediately if somebody leads already.
-    /// Also lists the queue now and then, because the watch's event may be lost.
+    /// While waiting, also lists the queue now and then, because the event of the watch may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.directory;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
@@ -242,9 +243,9 @@ impl Observer {
         }
     }
 
-    /// Reports the leading candidate, and waits for an event of its node. Also asks the ensemble's leader now and then
-    /// whether the node exists, because the watch's event may be lost. If this client's server lists a node that the
-    /// ensemble's leader lacks, connects to another server.
+    /// Reports the leading candidate `first`, and waits for an event of its node. While waiting, also asks the
+    /// ensemble's leader now and then whether the node exists, because the event of the watch may be lost. Connects to
+    /// another server if this client's server lists the node and the ensemble's leader does not have it.
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watch_and_read(session, &node);

@@ -85,11 +85,11 @@ impl Leadership {
     /// `work` is called at the beginning of each term, and returns the future for that term. For an `async move`
     /// closure that owns state there is [`lead_mut`](Self::lead_mut). The future is dropped as soon as the term ends:
     /// because leadership was lost, because this candidate [resigned](Self::resign) or was stopped, or because its
-    /// [health check](LeadershipBuilder::health) failed. Unless it was stopped, the candidate then queues up again, behind
-    /// all waiting candidates.
+    /// [health check](LeadershipBuilder::health) failed. Then the candidate queues up again, behind all waiting
+    /// candidates, unless it was stopped.
     ///
     /// If leadership is already lost when the work ends, the output of the work is dropped, and the campaign goes on.
-    /// So an error of the work that the loss has caused does not end the campaign. [`Hold::run`](crate::Hold::run) says
+    /// So if the loss makes the work fail, that error does not end the campaign. [`Hold::run`](crate::Hold::run) says
     /// how soon the work is dropped after a loss, and what the work may have done by then.
     ///
     /// When the work ends by itself, with any result, this candidate hands over and leaves the queue. When `lead`
@@ -99,8 +99,8 @@ impl Leadership {
     /// [pause](Leadership#pauses).
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work, and hands over to the next candidate in the background. A program can stop in
-    /// this way. The candidate's node and watches are removed as soon as the server can be reached.
+    /// Dropping the future drops the work, and hands over to the next candidate in the background. A program can stop
+    /// in this way. The candidate's node and watches are removed once the server can be reached.
     ///
     /// # Errors
     /// Errors that another campaign does not fix: [`Error::PermissionDenied`], [`Error::Closed`],
@@ -149,9 +149,9 @@ impl Leadership {
     /// Like [`lead`](Self::lead), for work whose futures borrow from the closure: an `async move` closure that owns
     /// state. The next term goes on with the same state.
     ///
-    /// This method does not replace `lead`, because the compiler accepts less for an `AsyncFnMut`. The compiler refuses
-    /// work whose type is a type parameter of the calling function. In a spawned task, it also refuses a closure that
-    /// borrows a variable of the calling function.
+    /// This method does not replace `lead`, because the compiler accepts fewer programs with an `AsyncFnMut`: it
+    /// refuses work whose type is a type parameter of the calling function. In a spawned task, it also refuses a
+    /// closure that borrows a variable of the calling function.
     ///
     /// # Cancel safety
     /// Same as for [`lead`](Self::lead).
@@ -201,7 +201,8 @@ impl Leadership {
     /// Returns the present term, if this candidate leads. The [number](Term::number) of the term is the fencing token.
     pub fn term(&self) -> Option<Term> {
         let term = self.candidate.status.borrow().term.clone();
-        // The status must be unlocked here. If `is_leader` finds that the term is lost, it wakes tasks that lock the status.
+        // The borrow of the status must end before `is_leader` is called. If `is_leader` finds that the term is lost,
+        // it wakes tasks that lock the status.
         term.filter(Term::is_leader)
     }
 
@@ -209,8 +210,9 @@ impl Leadership {
     /// [`lead`](Self::lead) goes on campaigning, behind all waiting candidates. If no candidate waits, this candidate
     /// leads again at once, in another term.
     ///
-    /// Waits until the work was dropped and the lock given back, so `lead` must be polled meanwhile. The work itself may
-    /// call `resign`, and is dropped at that point. A candidate that does not lead keeps its place in the queue.
+    /// Waits until the work was dropped and the lock given back. This happens inside `lead`, so `lead` must be polled
+    /// meanwhile. The work itself may call `resign`, and is dropped at that point. A candidate that does not lead keeps
+    /// its place in the queue.
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the candidate still resigns.
@@ -250,8 +252,9 @@ impl Leadership {
     /// Ends the campaign. This candidate hands over if it leads, or leaves the queue if it waits, and never campaigns
     /// again. Then [`lead`](Self::lead) returns `None`, and later calls of `lead` return `None` at once.
     ///
-    /// Waits until the lock was given back, so `lead` must be polled meanwhile. A program that shuts down should call
-    /// `stop`, or drop the future of `lead`, before it [closes](crate::ZooKeeper::close) the client.
+    /// Waits until the lock was given back. This happens inside `lead`, so `lead` must be polled meanwhile. A program
+    /// that shuts down should call `stop`, or drop the future of `lead`, before it [closes](crate::ZooKeeper::close)
+    /// the client.
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the campaign still ends.
@@ -276,10 +279,11 @@ impl Leadership {
 
     /// Reads who leads now. Returns `None` if nobody leads. A program that only asks does not become a candidate.
     ///
-    /// Costs one listing, and one read together with a check at the ensemble's leader. So a leader whose node the ensemble
-    /// no longer has is not returned, even if this client's server still shows the node. The answer may still be out of
-    /// date: the server may not show a successor yet, and a leader that is cut off is returned until its session ends. So
-    /// send the [term](Leader::term) with each message to the leader, and let the leader refuse the number of another term.
+    /// Sends one request that lists the candidates. Then reads the leader's node, and at the same time asks the
+    /// ensemble's leader whether that node exists. So a leader whose node the ensemble no longer has is not returned,
+    /// even if this client's server still shows the node. The answer may still be out of date: the server may not show
+    /// a successor yet, and a leader that is cut off is returned until its session ends. So send the
+    /// [term](Leader::term) with each message to the leader, and let the leader refuse the number of another term.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -308,11 +312,11 @@ impl Leadership {
     /// Returns a stream of the leaders: first the present leader, and then each new leader. Changes between two polls
     /// may be skipped, but never the newest.
     ///
-    /// Usually costs four requests for each change. Like [`leader`](Self::leader), the stream does not return a leader
+    /// Usually sends four requests for each change. Like [`leader`](Self::leader), the stream does not return a leader
     /// whose node the ensemble no longer has. If no change comes for a session timeout, the stream asks the ensemble's
-    /// leader whether an event was lost, and then asks again less and less often. The stream watches the node of the
-    /// leading candidate or, if nobody leads, the directory until the first candidate queues up. No candidate is woken
-    /// by the stream.
+    /// leader whether an event was lost, and repeats this less and less often. The stream watches the node of the
+    /// leading candidate. If nobody leads, it watches the directory until the first candidate queues up. The stream
+    /// wakes no candidate.
     ///
     /// # Examples
     ///
@@ -412,8 +416,8 @@ impl LeadershipBuilder {
         self
     }
 
-    /// Sets options of the lock: its host, warnings, and so on. [`build`](Self::build) refuses a lock that is
-    /// [kept](RwLockBuilder::keep) between uses, because a leader that resigns must hand over.
+    /// Sets options of the lock: its host, warnings, and so on. [`build`](Self::build) refuses the option
+    /// [`keep`](RwLockBuilder::keep). With it, a leader that resigns would keep the lock instead of handing over.
     ///
     /// # Examples
     ///

@@ -73,7 +73,7 @@ impl MultiGuard {
         Ok(())
     }
 
-    /// Returns the guard. Fails if a lock was lost while later locks were acquired.
+    /// Returns the guard, once all locks are granted. Fails if a lock was lost while the later locks were acquired.
     pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
         match self.loss() {
             Some(loss) => Err(evicted_error(loss)),
@@ -134,8 +134,9 @@ impl MultiGuard {
         self.loss().is_none()
     }
 
-    /// Returns the state of the guard: lost if any of its locks is lost, or else suspect if any is suspect, or else
-    /// held. If several locks are suspect, the state has the earliest `until` of them.
+    /// Returns the state of the guard. The guard is lost if any of its locks is lost. Otherwise it is suspect if any of
+    /// its locks is suspect, and held if none is. If several locks are suspect, the state has the earliest `until` of
+    /// them.
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
@@ -171,7 +172,8 @@ impl MultiGuard {
     /// ensemble can grant that lock to another contender, unless somebody deletes the lock's node. It never returns
     /// while all locks are held.
     ///
-    /// If several locks are found lost together, the first by path is returned. Later calls return the same answer.
+    /// If several locks are found lost together, the one whose path sorts first is returned. Later calls return the
+    /// same answer.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -267,8 +269,9 @@ impl MultiGuard {
 
     /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// Reads on the session of the lock that was granted last. So the read sees everything that an earlier holder of
-    /// one of these locks wrote to ZooKeeper before it released that lock, if that holder excluded this guard.
+    /// The read is sent on the session of the lock that was granted last. So the read sees everything that an earlier
+    /// holder of one of these locks wrote to ZooKeeper before it released that lock, if that holder excluded this
+    /// guard.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -292,8 +295,8 @@ impl MultiGuard {
     pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check_path(path.as_ref())?;
         let Some(last) = self.locks.last() else { return Ok(None) };
-        // The node of the last lock was created last. So a read on the session of that lock sees everything that was written
-        // before any of the locks was granted.
+        // The node of the last lock was created last. So a read on its session sees everything that was written before
+        // any of the locks was granted.
         self.run(last.read_node(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
             (lost @ Error::Lost(_), None) => lost.with_lock_path(last.user_path()),
@@ -326,11 +329,11 @@ impl MultiGuard {
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
     ///
-    /// Sends all requests before any is answered, so the call takes about as long as the release of one lock.
+    /// Sends the requests for all locks before any of them is answered, so the call takes about as long as the release
+    /// of one lock.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the locks back in any case. After its first poll, the release goes on in the
-    /// background.
+    /// Dropping the future gives the locks back in any case. A release that was polled goes on in the background.
     ///
     /// # Errors
     /// [`Error::OneOfMany`] if a lock had been lost before, or if the node of a lock could not be deleted: see

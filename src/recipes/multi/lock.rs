@@ -55,14 +55,15 @@ pub struct MultiLock {
 }
 
 impl MultiLock {
-    /// Combines these locks, each with its mode. Sends nothing. All the locks must be of one ensemble. Their clients may
-    /// differ, if the connect strings end in the same path and have a server in common. Each lock has its own options. The
-    /// node of a [kept](crate::RwLockBuilder::keep) lock is not reused.
+    /// Combines these locks, each with its mode. Sends nothing. All the locks must be of one ensemble. Their clients
+    /// may differ, if the connect strings end in the same path and have a server in common. Each lock has its own
+    /// options. If this process [keeps](crate::RwLockBuilder::keep) a node of a lock between uses, the `MultiLock` does
+    /// not use that node.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the connect strings have no server
-    /// in common or end in different paths. Locks of different ensembles have no common order, and no common
-    /// transaction.
+    /// in common or end in different paths. Such connect strings may belong to different ensembles. Locks of different
+    /// ensembles have no common order, and no common transaction.
     ///
     /// # Examples
     ///
@@ -110,9 +111,9 @@ impl MultiLock {
     /// The nodes and watches of the acquisition are removed as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`], with the lock that failed and the reason: [`Error::Timeout`] only if a
-    /// [`timeout`](Acquire::timeout) was given, and [`Error::Evicted`] also if a lock that is already granted is lost
-    /// while a later one is waited for. [`Error::InvalidInput`] if an option is invalid.
+    /// [`Error::OneOfMany`], with the lock that failed and the reason. The reason is [`Error::Timeout`] only if a
+    /// [`timeout`](Acquire::timeout) was given. It is [`Error::Evicted`] also if a lock that was already granted is
+    /// lost while the call waits for a later lock. [`Error::InvalidInput`] if an option is invalid.
     ///
     /// # Examples
     ///
@@ -173,8 +174,8 @@ impl MultiLock {
     }
 
     async fn try_acquire(&self) -> Result<MultiGuard, Error> {
-        // The `MultiLock` cannot reuse a node that this process keeps between uses (`RwLockBuilder::keep`), and would
-        // find the lock taken by that node. So idle nodes are given up first.
+        // The `MultiLock` cannot reuse a node that this process keeps between uses (`RwLockBuilder::keep`). Such a node
+        // would even make the lock look taken. So idle kept nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.give_up_idle_node());
         let all: Vec<_> =
             self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, AcquireOptions::default())).collect();
@@ -185,8 +186,8 @@ impl MultiLock {
         let mut taken = MultiGuard::empty();
         for mut one in all {
             let (span, path) = (one.begin_trace(), Arc::clone(one.config.user_path()));
-            // The lock need not be listed again before this contender's node is created, because `fail_if_taken` has
-            // just found the lock free.
+            // `fail_if_taken` has just found the lock free. So the lock need not be listed again before this
+            // contender's node is created.
             let take = async { one.report_error(one.take_now(limit).await) };
             taken.add(&path, span.instrument(pin!(take))).await?;
         }
@@ -194,8 +195,8 @@ impl MultiLock {
     }
 
     async fn acquire(&self, mut options: AcquireOptions) -> Result<MultiGuard, Error> {
-        // Starts the timeout once, so that it covers all the locks. If an option is invalid, the acquisition of the
-        // first lock fails because of it.
+        // Starts the timeout once, for all the locks together. The error of an invalid option is ignored here, because
+        // the acquisition of the first lock fails with the same error.
         _ = options.start_timeout();
         let mut taken = MultiGuard::empty();
         for (lock, mode) in &*self.locks {

@@ -28,11 +28,12 @@ use crate::queue::metadata::{clamp_to_printable, field_line};
 use crate::queue::quoted::quoted;
 use crate::validation::REQUEST_LIMIT;
 
-/// The bytes of a commit's request that are reserved for everything but the value: two paths, an ACL, and the frames of the
-/// transaction.
+/// The number of bytes in the request of a commit that are reserved for everything but the value: two paths, an ACL,
+/// and the frames of the transaction.
 pub(crate) const OVERHEAD: usize = 4096;
 
-/// The default maximum size of a value with its header, in bytes: the servers' default limit of a request, less [`OVERHEAD`].
+/// The default maximum size of a value with its header, in bytes: the largest request that servers accept by default,
+/// less [`OVERHEAD`].
 const SIZE_LIMIT: usize = REQUEST_LIMIT - OVERHEAD;
 
 /// A value, with its writer and the time of the write. Derefs to the value.
@@ -64,7 +65,7 @@ impl<T> Deref for Stored<T> {
 
 /// The conditions that the bytes of a value must meet, whatever the type of the value.
 pub(crate) struct ValueRules {
-    /// The name of the format, which the user's code has returned. The name is stored here, because the thread that keeps the
+    /// The name of the format. The user's code has returned it. The name is stored, because the thread that keeps the
     /// sessions alive compares it with the header of each value, and must not run user code.
     pub(crate) name: String,
     pub(crate) schema: u32,
@@ -176,8 +177,8 @@ impl CommitId {
 pub(crate) struct Header {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit that wrote the previous value, if that is known. If the reply to that commit was lost, this field
-    /// tells its writer that the commit was carried out.
+    /// The commit that wrote the previous value, if that commit is known. If the reply to that earlier commit was lost,
+    /// this field shows the client that sent it that the commit was carried out.
     pub(crate) after: Option<CommitId>,
 }
 
@@ -299,11 +300,11 @@ pub trait Format<T>: Send + Sync + 'static {
 /// so serde writes `null` for them. An `f64` cannot be read from `null`, so the commit is
 /// [refused](crate::error::ValueError::Unwritable). `Some(f64::NAN)` and `Some(None)` come back as `None`.
 ///
-/// A commit checks that the encoded value can be decoded, but not that the result is equal. So a value may come back as
-/// another one if its JSON fits several values, as for `Some(None)`. An enum with `#[serde(untagged)]` comes back as
-/// the **first** variant that its JSON fits, whichever variant was written. An integer of more than 64 bits is read as
-/// a floating-point number, so a large `u128` may come back as a variant with an `f64`. Leave `untagged` out, so that
-/// the JSON names the variant, or use `#[serde(tag = "kind", content = "value")]`.
+/// A commit checks that the encoded value can be decoded, but not that the result is equal. So if the JSON of a value
+/// fits several values, as for `Some(None)`, another of these values may come back. An enum with `#[serde(untagged)]`
+/// comes back as the **first** variant that its JSON fits, whichever variant was written. An integer of more than 64
+/// bits is read as a floating-point number, so a large `u128` may come back as a variant with an `f64`. Leave
+/// `untagged` out, so that the JSON names the variant, or use `#[serde(tag = "kind", content = "value")]`.
 ///
 /// # Examples
 ///
@@ -468,8 +469,8 @@ mod tests {
         fuzz(&samples, |bytes| match Header::split(bytes) {
             Ok((header, payload)) => {
                 assert!(bytes.ends_with(payload));
-                // The header is encoded once more before the comparison, because foreign bytes may spell numbers and times
-                // differently.
+                // The header is encoded once more before the comparison, because the random bytes may spell numbers and
+                // times in another way than this library.
                 let written = header.to_bytes(payload);
                 let (again, same) = Header::split(&written).unwrap();
                 assert_eq!((again.to_bytes(same), same), (written.clone(), payload));

@@ -34,8 +34,8 @@ pub struct SharedReadGuard<T> {
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedWriteGuard<T> {
     loaded: Loaded<T>,
-    /// Whether the outcome of this guard's last commit is unknown, because the future of the commit was dropped, or the
-    /// search for the outcome failed.
+    /// Whether the outcome of this guard's last commit is unknown: the future of the commit was dropped, or the search
+    /// for the outcome failed.
     in_doubt: bool,
     label: Option<String>,
     state: Arc<SharedState<T>>,
@@ -81,8 +81,8 @@ impl<T> SharedReadGuard<T> {
         self.stored.written()
     }
 
-    /// Returns the value alone, and gives the lock back in the background. Clones the value if other reads share it, which
-    /// happens when the lock is [kept](crate::RwLockBuilder::keep).
+    /// Returns the value alone, and gives the lock back in the background. Clones the value if other guards have the
+    /// same copy of it, which happens when the lock is [kept](crate::RwLockBuilder::keep).
     pub fn into_inner(self) -> T
     where
         T: Clone,
@@ -104,22 +104,24 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// the lock is held, checks that no other client has written the node since this guard read or wrote it, and writes the
     /// whole value. If a check fails, nothing is written. A guard can commit several times.
     ///
-    /// If the connection breaks before the reply comes, `commit` waits until the connection is back. If the session ends,
-    /// `commit` waits until another session is opened, or cannot be opened. Then `commit` reads the node to find the outcome,
-    /// and retries if nothing was written. So every error but [`Error::OutcomeUnknown`] means that this commit has written
-    /// nothing.
+    /// If the connection breaks before the reply comes, `commit` waits until the connection is back. If the session
+    /// ends, `commit` waits for a new session, or until none can be opened. Then `commit` reads the node to find the
+    /// outcome, and sends the transaction again if nothing was written. So every error but [`Error::OutcomeUnknown`]
+    /// means that this commit has written nothing.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction. The node
-    /// then has the old value or the new one. The next commit of this guard first finds out which.
+    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction. The
+    /// node then has the old value or the new one. The next commit of this guard first finds out which one the node
+    /// has.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is lost. The node holds the old value, or the value of a later holder.
     /// - [`Error::Value`]: the value [cannot be encoded](crate::error::ValueError::Unwritable), or is [too
     ///   large](crate::error::ValueError::TooLarge). The node holds the old value.
     /// - [`Error::TransactionRefused`]: a client without the lock wrote or deleted the node, and its change stays.
-    ///   Release the guard, and acquire the lock again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), an ACL does
-    ///   not let this client write the node, or create the missing node.
+    ///   Release the guard, and acquire the lock again. If the failure is
+    ///   [`NoAuth`](crate::coordinator::Failure::NoAuth) instead, an ACL does not let this client write the node, or
+    ///   create the missing node.
     /// - [`Error::OutcomeUnknown`]: no server could be reached any more, the client was closed before the reply came,
     ///   or other clients have written several times since. The node holds the old value, or the new one was written.
     ///
@@ -157,8 +159,9 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         Ok(committed.written)
     }
 
-    /// Returns the writer of the value that the guard's last commit wrote, or of the value read at the grant. `None` if
-    /// there is no value yet, or none with a valid header.
+    /// Returns the writer of the value that the guard's last commit wrote. If the guard has committed nothing, returns
+    /// the writer of the value that was read at the grant. `None` if there is no value yet, or none with a valid
+    /// header.
     pub fn written(&self) -> Option<&Written> {
         self.loaded.written.as_ref()
     }
@@ -197,9 +200,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// see [`RwLock`](crate::RwLock) for fairness. The read of the value costs one request, or none if the lock was
     /// [kept](crate::RwLockBuilder::keep) since an earlier read.
     ///
-    /// The value is that of the last writer, whichever server this client is connected to. A server that shows this
-    /// client's grant also shows the release of the earlier writer, and so every commit before that release. Later reads
-    /// of the session never show an older state.
+    /// The value is that of the last writer, whichever server this client is connected to. A server that shows the
+    /// grant to this client also shows that the earlier writer has released the lock, and so shows every commit before
+    /// that release. Later reads of the session never show an older state.
     ///
     /// If there is no value yet, the first reader writes the [initial value](crate::shared::SharedBuilder::initial), if the
     /// handle has one.
@@ -450,8 +453,8 @@ async fn update<T: Send + Sync + 'static, R: Send>(
     }
 }
 
-/// Returns whether the error means that nothing was written and another try may succeed. An update is not tried again
-/// after the lock's node was removed, because an operator may have removed the node to stop the update.
+/// Returns whether the error means that nothing was written and another try may succeed. If the lock's node was
+/// removed, the update is not tried again, because an operator may have removed the node to stop the update.
 fn is_retryable(error: &Error) -> bool {
     match error {
         Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),

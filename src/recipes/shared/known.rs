@@ -19,8 +19,8 @@ pub enum CopyState {
     Current,
     /// The connection is lost, or the session has ended. A change that is made meanwhile arrives after the reconnect.
     Disconnected,
-    /// The node holds no value now, or cannot be read, or this client's server has missed a change that the ensemble
-    /// has, and must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.
+    /// The node holds no value now, or cannot be read. Or this client's server lacks a change that the ensemble has,
+    /// and must be repaired. [`Live::get`](crate::shared::Live::get) still returns the last value.
     Behind(Error),
     /// The coordinator was closed, or no longer works, as the error says. No more changes will come.
     Over(Error),
@@ -42,18 +42,18 @@ impl fmt::Display for CopyState {
 #[derive(Default)]
 pub(crate) struct LocalCopy {
     /// Whether this process has read or written a value. If so, a node that is missing now was deleted. This holds even
-    /// if its twin (an empty node that shows that the value existed) is missing, too.
+    /// if the node's twin, an empty node that shows that the value existed, is missing, too.
     pub(super) was_seen: bool,
     /// The newest content of the node with a valid header.
     pub(crate) newest: Option<Arc<SeenContent>>,
     /// The last error, with its event number. `None` once a value was read or committed after the error.
     pub(super) trouble: Option<(u64, Error)>,
-    /// The event number of the newest value, if a later read found no value in the node, or content that this process
+    /// The event number of the newest value, if a later read found no value in the node, or bytes that this process
     /// cannot use as a value. 0 otherwise.
     pub(super) vanished: u64,
     /// The number of the last event. Each new value is an event, and so is each new error.
     pub(super) last_event: u64,
-    /// The event number of our last commit, until a later read is recorded. 0 otherwise.
+    /// The event number of this process's last commit, until a later read is recorded. 0 if there is no such commit.
     own_commit: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
@@ -84,15 +84,15 @@ impl LocalCopy {
         }
     }
 
-    /// Returns the newest value if its event came after `seen`. Otherwise returns the present error if its event came
-    /// after `seen`.
+    /// Looks for an event after the event number `seen`. Returns the newest value if it came after `seen`. Otherwise
+    /// returns the present error if that came after `seen`.
     pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
         value.chain(trouble).find(|(event, _)| *event > seen)
     }
 
-    /// Returns whether the node, as far as this process knows, has no value now, and no value came after the event
+    /// Returns whether the last error says that the node has no value, and no value came after the event number
     /// `before`.
     pub(super) fn has_no_value_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
@@ -118,7 +118,8 @@ impl LocalCopy {
     /// The reads of one session never go back in time, and a sync precedes the first read of each session. So if a read
     /// is older than the newest value, that value came from an earlier session or from a commit of this process. If
     /// this process has committed since the last sync, the older read is ignored, because a lagging server may not show
-    /// the commit yet. Otherwise the ensemble was restored from a backup, and the older read is recorded.
+    /// the commit yet. Otherwise the ensemble was restored from a backup, and the older read is recorded as the newest
+    /// value.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;
@@ -129,8 +130,9 @@ impl LocalCopy {
                 return cleared;
             }
             self.own_commit = 0;
-            // The same value as before is not reported again, unless an error was reported in between. The bytes are compared,
-            // because the reply to a commit does not contain the `mzxid`, which would identify the write.
+            // A value that equals the last one is not reported again, unless an error was reported in between. The
+            // bytes are compared, too: the `mzxid` would identify the write, but the reply to a commit does not contain
+            // it.
             if !cleared && (czxid, version, &bytes) == (newest.czxid, newest.version, &newest.bytes) {
                 return false;
             }
@@ -140,8 +142,9 @@ impl LocalCopy {
     }
 
     /// Records a commit of this process. `czxid` is `None` if the committing holder created the node. Ignores the
-    /// commit, and returns `false`, unless the newest value has the same czxid and a lower version. With another czxid,
-    /// the commit's node may be the older one, from before a restore of the ensemble.
+    /// commit, and returns `false`, unless the newest value has the same czxid and a lower version. If the czxids
+    /// differ, it is unknown which node is newer: after a restore of the ensemble, the commit may have written the
+    /// older node.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &SeenContent| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };

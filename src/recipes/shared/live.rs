@@ -28,7 +28,7 @@ use crate::telemetry::debug::debug;
 /// share the copy.
 pub struct Live<T> {
     state: Arc<SharedState<T>>,
-    /// The first value that came. `get` falls back to this value if the copy has none, which should not happen.
+    /// The first value that came. `get` returns it if the copy has no value, which should not happen.
     first: Arc<Stored<T>>,
 }
 
@@ -37,18 +37,19 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// nothing and waits for nothing.
     ///
     /// # How old it may be
-    /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds. A
-    /// server that is cut off from the ensemble's leader drops its clients after `syncLimit` ticks. While disconnected, the
-    /// copy does not change, however long that lasts, and [`state`](Self::state) returns `Disconnected`. After the reconnect
-    /// the copy is updated, even if the session has ended. The copy goes back to an older value only if the ensemble does,
-    /// for example after a restore from a backup.
+    /// While connected, the copy is as old as the data of this client's server, which is usually behind other servers
+    /// by milliseconds. A server that is cut off from the ensemble's leader drops its clients after `syncLimit` ticks.
+    /// While disconnected, the copy does not change, however long that lasts, and [`state`](Self::state) returns
+    /// `Disconnected`. After the reconnect the copy is updated, even if the session has ended. The copy goes back to an
+    /// older value only if the ensemble does, for example after a restore from a backup.
     ///
     /// When a commit by a [`Shared`] returns, the copies of that handle and of its clones have the committed value.
     /// There are three exceptions: the same guard has created the node, the copy has not read the node yet, or the
     /// session has ended meanwhile. In these cases the watch delivers the value, about a round trip later.
     ///
     /// If the node is deleted, or holds no valid value, the copy keeps the last value, and `state` and
-    /// [`changes`](Self::changes) say why. After a change, the first call decodes the new bytes, for all later calls.
+    /// [`changes`](Self::changes) say why. After a change, the first call decodes the new bytes, and later calls return
+    /// the decoded value.
     ///
     /// # Examples
     ///
@@ -131,9 +132,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
         })
     }
 
-    /// Returns a stream of the values: first the present one, then each new one that is read. If there is no value, the
-    /// [initial](crate::shared::SharedBuilder::initial) one is written, if one was given, and comes first. See
-    /// [`ValueChanges`].
+    /// Returns a stream of the values: first the present one, then each new one that is read. If there is no value, and
+    /// an [initial](crate::shared::SharedBuilder::initial) one was given, the initial value is written, and is the
+    /// first item. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.state)
     }
@@ -190,8 +191,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// A stream of the values of a [`Shared`](crate::Shared). Made by [`Shared::changes`](crate::Shared::changes). The node
 /// is watched until all handles and streams of the value are dropped.
 ///
-/// The first call of [`next`](Changes::next) returns the present value, as soon as it has come. If the value changes
-/// several times between two reads, only the last value comes. The stream ends once the coordinator is closed.
+/// The first call of [`next`](Changes::next) waits until the present value has been read, and returns it. If the value
+/// changes several times between two reads, only the last value comes. The stream ends once the coordinator is closed.
 ///
 /// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
 /// why), the node cannot be watched now, or this client's only server has missed a change that the ensemble has
@@ -235,8 +236,8 @@ struct Subscriber<T> {
     known: watch::Receiver<LocalCopy>,
     /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The copy's field `vanished` at the stream's first item: the event number of a value that the node no longer has,
-    /// or 0.
+    /// The value of the copy's field `vanished` when the stream yielded its first item: the event number of a value
+    /// that the node no longer has, or 0.
     before: u64,
     seen: u64,
     /// The background write of the initial value, if one runs.
@@ -257,8 +258,8 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 (known.event_after(self.seen), known.has_no_value_since(self.before), known.over.is_some())
             };
             if !is_unset {
-                // The node has had a value since then, or it is unknown whether the node has one. Dropping the receiver
-                // stops the write of the initial value.
+                // The node has had a value since the write began, or it is unknown whether the node has one. Setting
+                // this field to `None` drops the receiver, which stops the write of the initial value.
                 self.initial_write = None;
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);

@@ -26,7 +26,8 @@ pub(crate) struct ValueNode {
 /// The result of a commit.
 pub(crate) struct CommittedValue {
     pub(crate) bytes: Vec<u8>,
-    /// The czxid of the node. `None` if this holder created the node, because the reply of a transaction has no czxid.
+    /// The czxid of the node. `None` if this holder created the node, because the reply to a transaction does not
+    /// contain the czxid.
     pub(crate) czxid: Option<i64>,
     pub(crate) version: i32,
     pub(crate) written: Written,
@@ -45,8 +46,8 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// Reads the node's content, which is empty if there is no node, and the node's state, which the next commit
-    /// replaces. `is_known` says whether this process has seen a value in the node before.
+    /// Reads the node. Returns its content, which is empty if there is no node, and its state, which the next commit
+    /// will replace. `is_known` says whether this process has seen a value in the node before.
     pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
         let node = hold.read_node(&self.path).await?;
         let absence = match node {
@@ -104,8 +105,8 @@ impl ValueNode {
     }
 
     /// Writes the initial value under the read lock whenever the node has no value. Goes on until the caller drops this
-    /// future. The caller's server may never show the value, so the pauses between the tries grow. Returns only an
-    /// error that no retry can fix.
+    /// future. The pauses between the tries grow, because the caller's server may not show the written value for a long
+    /// time. Returns only an error that no retry can fix.
     pub(crate) async fn write_initial_repeatedly(&self, payload: &[u8]) -> Error {
         let mut pause = PAUSE;
         loop {
@@ -160,8 +161,8 @@ impl ValueNode {
 pub(crate) struct Base {
     /// The version of the node. `None` if there is no node.
     pub(crate) version: Option<i32>,
-    /// The czxid of the node. `None` if there is no node, or if this holder created the node, because the reply of a
-    /// transaction has no czxid.
+    /// The czxid of the node. `None` if there is no node, or if this holder created the node, because the reply to a
+    /// transaction does not contain the czxid.
     pub(crate) czxid: Option<i64>,
     /// The commit that wrote the node's value. `None` if there is no node, or if its content has no valid header.
     pub(crate) commit_id: Option<CommitId>,
@@ -173,7 +174,7 @@ pub(crate) struct Base {
 pub(crate) struct Absence {
     /// Whether the node existed before, and was deleted.
     pub(crate) is_gone: bool,
-    /// Whether the node is gone and its twin still exists: an empty node that shows that the value existed.
+    /// Whether the node is gone and its twin still exists. The twin is an empty node that shows that the value existed.
     has_twin: bool,
 }
 
@@ -219,8 +220,8 @@ impl Commit<'_> {
                 return Err(error);
             }
             tries += 1;
-            // The node is also read after a refusal of a repeated commit, because the first commit may have changed the
-            // version, and so caused the refusal.
+            // If a repeated commit is refused, the node is read, too. The first commit may have changed the version,
+            // and so may have caused the refusal.
             let (fate, loss) = self.find_fate().await.unwrap_or((TransactionFate::Unknown, None));
             let is_repeated = fate == TransactionFate::Undone && loss.is_none() && tries < TRIES;
             if is_unknown && (fate == TransactionFate::Done || is_repeated) {
@@ -232,7 +233,8 @@ impl Commit<'_> {
                 (TransactionFate::Undone, _) if !is_unknown => return Err(error),
                 (TransactionFate::Undone, Some(loss)) => return Err(Error::Lost(loss)),
                 (TransactionFate::Undone, None) if is_repeated => doubt = doubt.or(Some(error)),
-                // The reply to each commit was lost, but the reads were answered. The likely cause is the commit's size.
+                // The reply to each commit was lost, but each read was answered. Probably the commit is too large for
+                // the servers.
                 _ => return Err(self.node.value_error(ValueError::TooLarge { bytes: self.bytes.len(), limit: None })),
             }
         }
@@ -270,8 +272,8 @@ impl Commit<'_> {
 /// Returns what became of the commit `commit_id`, which was to replace the state `base`. `node` is the present content.
 fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> TransactionFate {
     let Some((data, stat)) = node else {
-        // If the commit was to create the node, it was not carried out. If the node existed before the commit, another
-        // client has deleted it, and whether that was before or after the commit is unknown.
+        // If the commit was to create the node, the commit was not carried out. If the node existed before the commit,
+        // another client has deleted the node, and it is unknown whether that was before or after the commit.
         return if base.version.is_none() { TransactionFate::Undone } else { TransactionFate::Unknown };
     };
     let header = Header::split(data).ok().map(|(header, _)| header);
@@ -287,16 +289,16 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> T
         // If there was no write, the commit was not carried out. If there was one write, it came from another client,
         // because the value is not from our commit. So the version check refuses the commit.
         0 | 1 => TransactionFate::Undone,
-        // The second write names the commit that made the first write, which is not ours. So another client made the
-        // first write, and the version check refuses our commit.
+        // The header of the second write names the commit that made the first write, and that is not our commit. So
+        // another client made the first write, and the version check refuses our commit.
         2 if after.is_some() => TransactionFate::Undone,
         _ => TransactionFate::Unknown,
     }
 }
 
 /// Returns whether a node that this client's server does not show existed before, and was deleted. The node existed
-/// before if this process has seen a value in the node (`is_known`), or if its twin exists. Asks the ensemble's leader
-/// whether the node is gone, because the server may lag behind.
+/// before if this process has seen a value in it (`is_known`), or if its twin exists: an empty node that shows that the
+/// value existed. Asks the ensemble's leader whether the node is gone, because this client's server may lag behind.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_path(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);

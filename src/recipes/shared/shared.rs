@@ -52,10 +52,10 @@ use crate::validation;
 /// Other programs that use the same lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
 /// `/billing/database` would be another lock, and exclude no user of the value.
 ///
-/// A commit checks the version of the node that it replaces. So the commit is refused if a client without the lock has
-/// written the node meanwhile. There is one exception: that client has deleted the node, created it again, and written
-/// it until the version was the same. If another ZooKeeper client writes the node under the lock, its transaction must
-/// check that the lock's node exists. Take the path of that node from
+/// A commit checks that the node still has the version that this client has read. So the commit is refused if a client
+/// without the lock has written the node meanwhile. There is one exception: that client has deleted the node, created
+/// it again, and written it until the version was the same. If another ZooKeeper client writes the node under the lock,
+/// its transaction must check that the lock's node exists. Take the path of that node from
 /// [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
 ///
 /// # How large it may be
@@ -161,9 +161,10 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// Sets the initial value. The first reader that finds no value writes the initial value, once, under the lock. A caller
-    /// of [`live`](Shared::live), [`changes`](Shared::changes) or [`wait_for`](Shared::wait_for) also counts as a reader
-    /// here, and waits for a writer that holds the lock. A writer that finds no value gets a guard with the initial value.
+    /// Sets the initial value. The first reader that finds no value writes the initial value, once, under the lock. A
+    /// call of [`live`](Shared::live), [`changes`](Shared::changes) or [`wait_for`](Shared::wait_for) that finds no
+    /// value writes it, too, and for this waits for a writer that holds the lock. A writer that finds no value gets a
+    /// guard with the initial value.
     ///
     /// If the value node is deleted later, the initial value is not written again. Reads then fail with
     /// [`ValueError::Vanished`](crate::error::ValueError::Vanished), until a writer writes a value with
@@ -253,8 +254,8 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
 
     /// Sets the maximum size of a value in bytes, with its header. A larger value is a
     /// [`ValueError::TooLarge`](crate::error::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which
-    /// fits into the servers' default limit. Lower the size if the servers' `jute.maxbuffer` is lower. Raise it only if
-    /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
+    /// fits into the largest request that servers accept by default. Lower the size if the servers' `jute.maxbuffer` is
+    /// lower. Raise it only if `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
     pub fn size_limit(mut self, bytes: usize) -> Self {
         self.rules.size_limit = bytes;
         self

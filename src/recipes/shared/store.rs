@@ -1,4 +1,4 @@
-//! The shared state of a value's handles: reads under the lock, and a copy that a watch keeps fresh.
+//! The state that all handles of a value share: reads under the lock, and a copy that a watch keeps fresh.
 //!
 //! The copy stores the bytes as they come from the ensemble. The first caller that asks for the value decodes the bytes,
 //! so that the thread that keeps the sessions alive runs no user code.
@@ -26,11 +26,11 @@ use crate::session::retry::{self, RetryLimit};
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, OnceLock, watch};
 
-/// The name of the follower's operation in errors.
+/// The name of the operation that watches the node, for errors.
 const WATCH: &str = "watch";
 
-/// How often one read tries to write the initial value. The read tries again if it still finds no value, for example
-/// because another client has changed or deleted the node.
+/// How often one call of `read` tries to write the initial value. It tries again if it still finds no value, for
+/// example because another client has changed or deleted the node meanwhile.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
@@ -59,10 +59,10 @@ struct Decoded<T> {
 /// The value that was read under a kept node: a lock node that this process keeps between uses.
 struct KeptValue<T> {
     value: Arc<Stored<T>>,
-    /// The kept node. A fencing token would not identify the node, because an ensemble that is restored from a backup gives the
-    /// same tokens again.
+    /// The kept node. Its fencing token would not identify the node: an ensemble that is restored from a backup gives
+    /// the same tokens again.
     under: Weak<Node>,
-    /// The number of transactions under the node that this process had sent before the read. The outcome of each was
+    /// How many transactions under the node this process had sent before the read. The outcome of each of them was
     /// known before the read.
     writes: usize,
 }
@@ -170,8 +170,8 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         self.codec.encode(value).map_err(|error| self.node.value_error(error))
     }
 
-    /// Returns the newest value that has come from the ensemble or, if that value cannot be decoded, the last one that
-    /// was. `None` if there is none.
+    /// Returns the newest value that has come from the ensemble. If that value cannot be decoded, returns the last
+    /// value that could be decoded. `None` if there is none.
     pub(crate) fn latest(&self) -> Option<Arc<Stored<T>>> {
         self.start_follower();
         let newest = self.known.borrow().newest.clone()?;
@@ -245,7 +245,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         self.known.send_if_modified(|known| {
             known.was_seen = true;
             // If the session has ended, the commit is ignored, because the ensemble may have been restored to a state
-            // without it.
+            // before the commit.
             lease.ending().is_none() && known.record_commit(bytes, *czxid, *version)
         });
     }
@@ -286,16 +286,16 @@ impl Followed for Follower {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = Recheck::new(session);
-        // The number of the last event before the last sync of the server. The server may not show a commit of this
-        // process with a later number yet.
+        // The number of the last event before the last sync of the server. If a commit of this process has a later
+        // event number, the server may not show that commit yet.
         let mut synced = self.known.borrow().last_event;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // `outdated` is a stat that this client's only server still shows although the ensemble's leader has another version.
-        // `denials` limits how often the server may deny a node that the leader has.
+        // `outdated` is a stat that this client's only server still shows although the ensemble's leader has another
+        // version. `denials` limits how often the server may say that the node is missing although the leader has it.
         let (mut outdated, mut denials) = (None, RetryLimit::DENIALS);
         loop {
-            // `is_known` must be read before the node. With the other order, if this process created the node between
-            // the two reads, the node would look deleted.
+            // `is_known` must be read before the node. In the other order, this process could create the node after the
+            // read of the node and before the read of `is_known`. The node would then look deleted.
             let is_known = self.known.borrow().was_seen;
             let (mut change, (bytes, stat)) = match retry::watch_and_read(session, &self.path).await {
                 Ok(answers) => answers,
@@ -314,8 +314,9 @@ impl Followed for Follower {
             if look.wait(&mut change).await? {
                 continue;
             }
-            // The node is read again even if the ensemble's leader has this version, because the server may have missed
-            // that the node was deleted and created again with the same version. The leader's reply has synced the server.
+            // The node is read again even if the ensemble's leader has this version. The node may have been deleted and
+            // created again with the same version, and the server may have missed that. The leader's reply has synced
+            // the server.
             let known = self.known.borrow().last_event;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, None);
