@@ -1,15 +1,15 @@
 //! Records which requests the servers do not support. ClickHouse Keeper and ZooKeeper before 3.6 lack some requests.
 //!
-//! The client crate does not report the kind and version of its server, and no patch in `docs/upstream/` changes that.
-//! ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse Keeper closes
-//! the connection without an answer, which ends the session.
+//! The client crate does not report the kind and version of its server, and no patch in `docs/upstream/` makes the
+//! crate report them. ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection.
+//! ClickHouse Keeper closes the connection without an answer, which ends the session.
 //!
 //! A lost answer does not show a lacking feature, because each break of a connection loses answers. So a session takes
 //! a feature for lacking only if an answer says that the server does not know the request.
 //!
-//! This rule does not suffice for containers: on ClickHouse Keeper each request for a container would end a session. So
-//! all sessions of a client share one mark that the servers are ClickHouse Keeper ([`ClickHouseMark`]). With this mark,
-//! no session requests a container.
+//! This rule does not suffice for container nodes: on ClickHouse Keeper each request for a container would end a
+//! session. So all sessions of a client share one flag, which says that the servers are ClickHouse Keeper
+//! ([`ClickHouseMark`]). Once the flag is set, no session requests a container.
 
 use std::sync::Arc;
 
@@ -24,11 +24,11 @@ use crate::telemetry::log::emit;
 pub(crate) struct ClickHouseMark(AtomicBool);
 
 impl ClickHouseMark {
-    /// Marks the servers as ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper counts
-    /// sessions up from one (`KeeperStorage`), unless its data came from ZooKeeper. A session id of ZooKeeper has the
-    /// server's configured id in its highest byte, and from bit 16 on the milliseconds between the start of the machine
-    /// and the start of the server (`SessionTrackerImpl`). So ZooKeeper gives an id in this range only if a server with
-    /// the id 0 starts within 4.1 s after its machine.
+    /// Marks the servers as ClickHouse Keeper if the id of a session is from 1 to 2^28 - 1. ClickHouse Keeper gives its
+    /// sessions the ids 1, 2, 3 and so on (`KeeperStorage`), unless its data came from ZooKeeper. A session id of
+    /// ZooKeeper has the server's configured id in its highest byte, and above its lowest 16 bits the milliseconds
+    /// between the start of the machine and the start of the server (`SessionTrackerImpl`). So ZooKeeper gives an id in
+    /// this range only if a server with the id 0 starts within 4.1 s after its machine.
     pub(crate) fn mark_by_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse();
@@ -60,8 +60,8 @@ pub(crate) struct ServerFeatures {
 }
 
 impl ServerFeatures {
-    /// Returns the features of the new session with this id. No answer has shown yet that its servers lack one. But
-    /// `keeper` may be marked already, and then the session has no containers.
+    /// Returns the features of the new session with this id. At first each feature counts as present. Only if `keeper`
+    /// already marks the servers as ClickHouse Keeper, the session has no containers.
     pub(crate) fn of_session(session: i64, keeper: Arc<ClickHouseMark>) -> ServerFeatures {
         let feature = |feature, effect| ServerFeature { session, feature, effect, is_lacking: AtomicBool::new(false) };
         ServerFeatures {
@@ -81,8 +81,8 @@ impl ServerFeatures {
         !self.multi_read.is_lacking()
     }
 
-    /// Returns whether reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its
-    /// leader, so the leader ends a session that only reads.
+    /// Returns whether reads alone keep a session alive. On ClickHouse Keeper they do not: a follower does not report
+    /// reads to its leader, so the leader ends a session that only reads.
     pub(crate) fn reads_keep_alive(&self) -> bool {
         !self.keeper.is_clickhouse()
     }

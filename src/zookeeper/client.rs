@@ -30,12 +30,12 @@ use crate::zookeeper::session::ZooKeeperSession;
 /// A client of a ZooKeeper ensemble.
 ///
 /// The sessions of a client run on a thread of the library. When a session expires, its guards are lost, and its
-/// waiting acquisitions fail. The next acquisition opens a new session if no other session can take it.
+/// waiting acquisitions fail. The next acquisition then uses another session of the client, or opens a new one.
 ///
 /// # Clone
-/// Clones share their sessions. When the last clone and the last guard are dropped, the sessions are closed. That drop
-/// waits up to 250 ms for the servers to end the connected sessions. [`ZooKeeper::close`] waits longer, for up to one
-/// session timeout.
+/// Clones share their sessions. Once the last clone and the last guard are dropped, the sessions are closed. The last
+/// of these drops waits up to 250 ms for the servers to end the connected sessions. [`ZooKeeper::close`] waits longer,
+/// for up to one session timeout.
 ///
 /// # Examples
 ///
@@ -56,7 +56,7 @@ struct ClientSessions {
     background: Arc<BackgroundThread>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     keeper: Arc<ClickHouseMark>,
-    /// The attempt to open a session, while one is under way. All callers wait for the same attempt, so that many
+    /// The attempt to open a session, if an attempt is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
     opening: Mutex<Option<OpeningOutcome>>,
     closed: watch::Sender<bool>,
@@ -68,8 +68,8 @@ type OpeningOutcome = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
     /// Connects with default options, and waits until a session is established. `servers` is a list
-    /// `host:port,host:port`. A path at its end is the root of all paths: `zk1:2181,zk2:2181/apps/billing`. The path is
-    /// created if it is missing. If it is deleted later, the next acquisition creates it again.
+    /// `host:port,host:port`. A path may follow, which is put in front of all paths: `zk1:2181,zk2:2181/apps/billing`.
+    /// The path is created if it is missing. If the path is deleted later, the next acquisition creates it again.
     ///
     /// # Cancel safety
     /// Dropping the future gives up the attempt.
@@ -92,12 +92,13 @@ impl ZooKeeper {
     ///
     /// The call returns immediately. While connected, the call sends no request. If the client has several sessions,
     /// the call returns the state of the oldest live session, because the next acquisition will likely use that
-    /// session. Between two sessions the state is [`Connecting`](ConnectionState::Connecting), since the moment at
-    /// which the last session lost its connection.
+    /// session. Between two sessions the state is [`Connecting`](ConnectionState::Connecting), and its `since` is the
+    /// moment at which the last session lost its connection.
     ///
-    /// While not connected, and not closed, a call has two effects, in the background and at most once a second. If no
-    /// session is live, the call opens a new one, as an acquisition would do. The call also probes each server, on a
-    /// new connection, for the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
+    /// While the client is not connected, and not closed, a call starts two things in the background, at most once a
+    /// second. If no session is live, the call opens a new one, as an acquisition would do. The call also asks each
+    /// server, on a new connection, for the [reason](ConnectionState::Connecting::why). The call does not wait for the
+    /// answers, so the first results may lack the reason.
     ///
     /// `Connected` does not say whether a lock is held. A guard's [`state`](crate::Hold::state) says that.
     ///
@@ -117,8 +118,8 @@ impl ZooKeeper {
     }
 
     /// Returns the session timeout that the servers have granted to the oldest live session, which may differ from the
-    /// [requested](ZooKeeperBuilder::session_timeout) one. `None` between two sessions, and after
-    /// [`close`](Self::close).
+    /// [requested](ZooKeeperBuilder::session_timeout) one. Returns `None` if no session is live: between two sessions,
+    /// and after [`close`](Self::close).
     ///
     /// # Examples
     ///
@@ -150,7 +151,7 @@ impl ZooKeeperBuilder {
     /// Connects. See [`ZooKeeper::connect`].
     ///
     /// # Errors
-    /// The errors of [`ZooKeeper::connect`], where the connect timeout limits the time. Also [`Error::InvalidInput`]
+    /// The errors of [`ZooKeeper::connect`], but the time limit is the connect timeout. Also [`Error::InvalidInput`]
     /// for an invalid option, [`Error::Closed`] for refused credentials, and [`Error::Refused`] if the library cannot
     /// start its thread.
     pub async fn connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
@@ -256,11 +257,11 @@ impl fmt::Debug for ZooKeeper {
 impl Drop for ClientSessions {
     /// Drops the sessions, and waits until the servers have ended those that are connected. Then waits for the log
     /// subscriber. Both waits together take at most 250 ms. Without the first wait, a program that ends right after its
-    /// last guard would leave the lock taken for a whole session timeout. A thread of the library does not wait, and a
-    /// forked process does nothing.
+    /// last guard would leave the lock taken for a whole session timeout. On a thread of the library, this drop does
+    /// not wait. In a forked process, it does nothing.
     ///
-    /// Each guard has a reference to these `ClientSessions`. So when this drop runs, only background removals of nodes
-    /// still use a session. The session is closed after its last removal.
+    /// Each guard has a reference to these `ClientSessions`. So when this drop runs, no guard is left, and only
+    /// removals of nodes in the background still use a session. The session is closed after the last of these removals.
     fn drop(&mut self) {
         if is_forked() {
             // The sessions belong to the parent process. They are not dropped, because a thread of the parent may have
@@ -272,8 +273,8 @@ impl Drop for ClientSessions {
         let connected = sessions.iter().filter(|it| it.lease().is_connected());
         let leaving: Vec<_> = connected.map(|it| it.follower.clone()).collect();
         drop(sessions);
-        // A thread of the library would itself have to end the sessions or deliver the events, so its wait would be in
-        // vain.
+        // A thread of the library does not wait: while it waited, it could not end the sessions or deliver the log
+        // events, for which it would wait.
         if user_thread::is_library_thread() {
             return;
         }
@@ -294,9 +295,9 @@ impl ClientSessions {
         if is_forked() { Some(Ending::Forked) } else { closed() }
     }
 
-    /// Returns a slot on the oldest live session that has room, and marks that session as used. Also drops each session
-    /// that is over, and each unused one except the oldest live session. Reports to [`Outage`] the end of the oldest
-    /// session that is over.
+    /// Reserves `own_bytes` for paths of nodes on the oldest live session that has so many bytes free, and marks that
+    /// session as used. Also drops each session that is over, and each unused session except the oldest live one. If
+    /// sessions are over, reports the end of the oldest of them to [`Outage`].
     fn reserve_on_live_session(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
@@ -318,9 +319,9 @@ impl ClientSessions {
     }
 
     /// Returns `Closed` if no session may be used any more. Otherwise returns the state of the oldest live session,
-    /// which the next acquisition uses if the session has room. If that session is not connected, or no session is
-    /// live, also probes the servers for the reason, at most once a second. With the probe, opens a new session if no
-    /// session is live.
+    /// which the next acquisition uses if the session has enough bytes free for the paths of its nodes. If that session
+    /// is not connected, or no session is live, also probes the servers for the reason, at most once a second. When a
+    /// probe starts and no session is live, also begins to open a new session.
     fn state(self: &Arc<Self>) -> ConnectionState {
         if self.why_closed().is_some() {
             return ConnectionState::Closed;
@@ -342,15 +343,15 @@ impl ClientSessions {
         ConnectionState::Connecting { since, why: self.outage.message_since(since) }
     }
 
-    /// Returns a slot on a session, or else the outcome of an attempt to open one, which the caller may await. Begins
-    /// the attempt unless one is under way.
+    /// Reserves `own_bytes` on a live session. If no session has so many bytes free, returns a channel for the outcome
+    /// of an attempt to open a new session. Begins that attempt, unless an attempt is under way.
     ///
-    /// The attempt runs in a task of its own. So a caller that is not polled does not delay other callers, and any
-    /// number of callers that are dropped leave only one attempt behind.
+    /// The attempt runs in a task of its own. So a caller whose future is not polled does not delay other callers. If
+    /// all callers are dropped, only this one attempt goes on.
     fn reserve_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningOutcome> {
         let mut opening = self.opening.lock();
-        // A successful attempt adds its session before it clears `opening`, which is locked here. So if `opening` is
-        // `None`, that session is already in the list.
+        // A successful attempt adds its session to the list before it sets `opening` to `None`. So if `opening`, which
+        // is locked here, is `None`, the session of the last successful attempt is already in the list.
         if let Some(session_slot) = self.reserve_on_live_session(own_bytes) {
             return Ok(session_slot);
         }
@@ -387,8 +388,8 @@ impl ClientSessions {
         async move { drop(closed.wait_for(|closed| *closed).await) }
     }
 
-    /// Connects on the library's thread, because the client crate spawns its task on the runtime on which `connect` is
-    /// called, and the caller's runtime may be blocked or end.
+    /// Connects on the library's thread. The client crate spawns its task on the runtime on which `connect` is called.
+    /// On the caller's runtime, the task would stop when that runtime is blocked or ends.
     ///
     /// Dropping the returned future gives up the attempt.
     fn open_session(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
@@ -405,8 +406,8 @@ impl ClientSessions {
         }
     }
 
-    /// Adds a new session, and returns a slot on it. Other callers may use the session from now on. Fails if the
-    /// session has no room for the paths, or if this client was closed meanwhile.
+    /// Adds a new session to the list, where other callers find it, and reserves `own_bytes` on the session. Fails if a
+    /// session cannot hold so many bytes of paths, or if this client was closed meanwhile.
     fn add_session(&self, session: Arc<ZooKeeperSession>, own_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{own_bytes} bytes of paths are too many for a session"));
         let session_slot = session.reserve_slot(own_bytes).ok_or_else(no_room)?;
@@ -422,7 +423,7 @@ impl ClientSessions {
     }
 }
 
-/// Returns the failure if the library's thread has ended. Only a bug can end that thread.
+/// Returns the failure for a caller that finds the library's thread ended. Only a bug can end that thread.
 fn thread_ended_failure() -> Failure {
     Failure::Unreachable("the library's thread has ended".to_owned())
 }

@@ -21,23 +21,23 @@ use crate::zookeeper::probe::probe_for_reason;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// [`new_session`] probes the servers if it has no session this long before the end of its time limit. The probe finds
-/// out why no server gives a session. With a limit below 6 s, the probe begins at half the limit. A slow server may need
-/// 3 s to answer a probe.
+/// If [`new_session`] has no session this long before its time limit, it probes the servers, to find out why none gives
+/// a session. With a time limit below 6 s, the probe begins after half the limit. A slow server may need 3 s to answer
+/// a probe.
 const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a new session may replace a lost one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReconnectSchedule {
-    /// When the newest answered request of the lost session was sent.
+    /// When the lost session sent the newest of its requests that were answered.
     answered: Moment,
     /// When the first attempt to open a new session may start.
     due: Moment,
 }
 
 impl ReconnectSchedule {
-    /// Returns when a new session may replace the session of this lease. `None` unless that session has expired, or was
-    /// replaced: on a reconnect, a server gave the client another session instead.
+    /// Returns when a new session may replace the session of this lease. Returns `None` unless that session has expired
+    /// or was replaced. It was replaced if a server gave the client another session on a reconnect.
     pub(super) fn after_loss(lease: &Lease) -> Option<ReconnectSchedule> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
@@ -45,7 +45,7 @@ impl ReconnectSchedule {
         Some(ReconnectSchedule { answered, due })
     }
 
-    /// Returns the time until the first attempt may start. This is at most half of `bound`, the time limit for all
+    /// Returns the time until the first attempt may start: at most half of `bound`, which is the time limit for all
     /// attempts together.
     fn first_pause(self, now: Moment, bound: Duration) -> Duration {
         self.due.saturating_sub(now).min(bound / 2)
@@ -59,8 +59,8 @@ impl ReconnectSchedule {
 }
 
 /// Opens a session, or resumes `session`: tries one address after another until a server gives a session. Also returns
-/// the address, and a moment before the handshake of the session was sent. Returns the first error other than
-/// `NoHosts`, `Timeout` and `SessionExpired`.
+/// the address, and a moment shortly before the session's handshake was sent. After the errors `NoHosts`, `Timeout` and
+/// `SessionExpired`, tries the next address. Any other error is returned.
 ///
 /// If the session replaces a `lost` one, a random pause follows each failed round of attempts, so that not all clients
 /// of an ensemble come back within a second.
@@ -91,8 +91,9 @@ async fn open_or_resume_session(
 /// Opens a session. If the session replaces a `lost` one, a random pause comes first.
 ///
 /// If the servers grant a shorter timeout than requested, but not less than [`SHORTEST_TIMEOUT`], connects again with
-/// options for the granted timeout, and resumes the session. The client crate needs to know before it connects how long
-/// a connection may be silent, and that limit depends on the session timeout.
+/// options for the granted timeout, and resumes the session. The client crate must know before it connects how long a
+/// connection may be silent. That time depends on the session timeout, so a shorter session timeout needs a new
+/// connection.
 async fn open_with_granted_timeout(
     finder: &mut ServerFinder,
     lost: Option<ReconnectSchedule>,
@@ -121,8 +122,8 @@ async fn open_with_granted_timeout(
     }
 }
 
-/// Opens a session within the connect timeout. Also creates the root, which is the path at the end of the connect
-/// string, unless an option leaves that to the first acquisition. If the session replaces a `lost` one, a random pause
+/// Opens a session within the connect timeout. Also creates the root (the path at the end of the connect string),
+/// unless an option leaves its creation to the first acquisition. If the session replaces a `lost` one, a random pause
 /// comes first.
 pub(super) async fn new_session(
     config: ConnectConfig,
@@ -174,8 +175,8 @@ pub(super) async fn new_session(
     }
 }
 
-/// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason shortly before
-/// the end.
+/// Waits for `bound`, and returns the reason why there is no session. Finds the reason by a probe of the servers, which
+/// begins shortly before the end of the wait.
 async fn wait_and_find_reason(config: &ConnectConfig, bound: Duration) -> String {
     let ahead = PROBE_AHEAD.min(bound / 2);
     let (nearly, end) = (sleep(bound - ahead), sleep(bound));

@@ -2,23 +2,26 @@
 //! I/O, clock or mutex. Its methods get the time, the outcomes of attempts, and looked-up addresses.
 //!
 //! One attempt is under way at a time. A *round* ends when a connection is ready, or when each address was tried once.
-//! The first of these rules that applies decides:
+//! These rules decide which address comes next. An earlier rule has priority over a later one:
 //! 1. After a *theft* of the session, the client goes back at once to the address of the connection that broke. A theft
 //!    has these steps. An attempt at server A gets no answer, and the client abandons the attempt. The client resumes
 //!    the session at server B. A reads the handshake of the abandoned attempt late, and takes over the session. B then
 //!    answers a write by closing the connection (`SessionMoved`, ZOOKEEPER-710).
 //! 2. If writes to a server were not answered, its address is avoided for ten session timeouts. A server that was
-//!    paused may find these writes in its sockets, and carries them out if the session is on that server again.
+//!    paused may still find these writes in its sockets. It carries them out if the session is connected to that server
+//!    again.
 //! 3. If a server disagrees with its leader about a node, the client leaves the server, and avoids its address for ten
-//!    minutes. The client leaves an address at most once in this time, or the only address three times.
+//!    minutes. In these ten minutes, the client leaves an address at most once. If the client knows only one address,
+//!    it leaves that one at most three times.
 //! 4. Each address is tried once before any is tried twice.
 //! 5. Addresses that did not answer last time come last.
 //!
-//! Rules 2 and 3 avoid an address only while there is another address at which no attempt has failed since the
-//! connection was lost.
+//! Rules 2 and 3 apply only while there is another address at which no attempt has failed since the connection was
+//! lost.
 //!
-//! A reconnect begins with a round without a pause. Each later attempt begins at least a fortieth of the session
-//! timeout after the one before, unless rule 1 applies or the client has paused between two rounds.
+//! The first round of a reconnect has no pauses. Each later attempt begins at least a fortieth of the session timeout
+//! after the attempt before. Two kinds of attempts need not wait: an attempt by rule 1, and the attempts of a round
+//! before which the client has paused.
 
 use std::cmp::Ordering;
 use std::net::SocketAddr;
@@ -27,26 +30,26 @@ use std::time::Duration;
 /// A moment on the session's clock.
 type Moment = Duration;
 
-/// From this session timeout on, the limit of an attempt is shorter than two fifths of the session timeout.
+/// If the session timeout is at least this long, the time limit of an attempt is shorter than two fifths of the session
+/// timeout.
 const LONG_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The shortest limit of an attempt if the session timeout is at least [`LONG_TIMEOUT`]. A shorter limit would mistake
-/// an ordinary pause of a server for a broken connection.
+/// The shortest time limit of an attempt to connect, if the session timeout is at least [`LONG_TIMEOUT`]. A shorter
+/// limit would mistake an ordinary pause of a server for a broken connection.
 const QUICKEST: Duration = Duration::from_millis(350);
 
-/// For how many session timeouts a server with unanswered writes is avoided, and for how many an abandoned attempt may
-/// still lead to a theft.
+/// For this many session timeouts, a server with unanswered writes is avoided, and an abandoned attempt to connect may
+/// still steal the session.
 const KEEPS_WRITES_FOR: u32 = 10;
 
 /// For how long a server that disagrees with its leader is avoided.
 const DISAGREES_FOR: Duration = Duration::from_secs(600);
 
-/// How often a client that knows only one address may leave its server within [`DISAGREES_FOR`]. The next connection to
-/// this address may reach another server.
+/// How often a client that knows only one address may leave its server within [`DISAGREES_FOR`]. Leaving helps even
+/// then, because several servers may share the address, and the next connection may reach another server.
 const LEAVES_OF_ONE: u32 = 3;
 
-/// The divisor of the session timeout that gives the least time between the starts of two attempts after the first
-/// round.
+/// After the first round, two attempts begin at least the session timeout divided by this number apart.
 const MOST_ATTEMPTS: u32 = 40;
 
 /// Returns how long the first attempt to connect to an address may take, unless a shorter read timeout is set.
@@ -57,31 +60,31 @@ pub fn attempt_limit(session_timeout: Duration) -> Duration {
 /// Returns how long a connection may be silent. `rides_out` is the longest break of the connection that must cost no
 /// lock.
 ///
-/// The client crate tests an idle connection after half of this limit. So a connection survives a server's pause of
-/// half of this limit. The crate may notice up to an eighth of the limit too late that the limit has passed. So the
-/// limit is at most 8/9 of `rides_out`, and at most a third of the session timeout. But it is never below the limit of
-/// an attempt to connect, and equals that limit if the session timeout is below [`LONG_TIMEOUT`].
+/// The client crate tests an idle connection after half of this limit. So a connection survives if a server pauses for
+/// half of this limit. The crate may notice that the limit has passed by up to an eighth of the limit too late. So the
+/// limit is at most 8/9 of `rides_out`. It is also at most a third of the session timeout, but never below the time
+/// limit of an attempt to connect. If the session timeout is below [`LONG_TIMEOUT`], the two limits are equal.
 pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
     let attempt = attempt_limit(session_timeout);
     let longest = if session_timeout < LONG_TIMEOUT { attempt } else { session_timeout / 3 };
     longest.min(rides_out * 8 / 9).max(attempt)
 }
 
-/// The divisor of the session timeout that gives one upper bound of a random pause.
+/// A random pause is at most the session timeout divided by this number.
 const LONGEST: u32 = 2;
 
-/// The divisor of the time since the last answer that gives the other upper bound of a random pause.
+/// A random pause is also at most the time since the last answer, divided by this number.
 const PART: u32 = 4;
 
-/// Returns a random pause of a client that replaces a lost session ("full jitter"): up to a quarter of `away`, the time
-/// since the last answer, and at most half a session timeout.
+/// Returns a random pause of a client that replaces a lost session ("full jitter"). The longest pause is a quarter of
+/// `away`, the time since the last answer, or half a session timeout if that is shorter.
 ///
 /// A failed network switch or an outage of the ensemble cuts off many clients together, and they lose their sessions
-/// together. Later all reach the ensemble at the same moment, and each requests a session, places in queues, and
-/// watches. 100,000 such clients would keep the ensemble busy for many seconds, while all other clients wait for their
-/// answers. So each client pauses for a random time before it reconnects. The longer the client was cut off, the longer
-/// the pause may be. The average pause is an eighth of `away`, or a quarter of a session timeout if that is shorter. A
-/// client whose session survives a break does not pause.
+/// together. When the ensemble can be reached again, all these clients would request sessions, nodes in queues, and
+/// watches at the same moment. 100,000 of them would keep the ensemble busy for many seconds, and all other clients
+/// would wait that long for answers. So each client pauses for a random time before it reconnects. The longer the
+/// client was cut off, the longer the pause may be. The average pause is an eighth of `away`, or a quarter of a session
+/// timeout if that is shorter. A client whose session survives a break does not pause.
 ///
 /// The first pause begins when the client knows that its session is over. Each later pause begins after a failed round
 /// of attempts.
@@ -93,7 +96,8 @@ pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) 
 /// The number of equal steps between no pause and the longest pause. The random number picks one of them.
 const GRAINS: u64 = 1 << 20;
 
-/// One address of a server. If `address` is `None`, the client crate gets the server's name, and looks it up itself.
+/// One address of a server. If `address` is `None`, the client crate is given the server's name, and looks the name up
+/// itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectTarget {
     /// The position of the server in the connect string.
@@ -107,7 +111,7 @@ pub struct ConnectTarget {
 pub enum ConnectStep {
     /// Try this address, for at most this long.
     Attempt(ConnectTarget, Duration),
-    /// Wait for this long, or until a look-up ends. Without a known address, the pause has no end.
+    /// Wait for this long, or until a look-up of a name ends. If no address is known, only a look-up ends the pause.
     Pause(Duration),
 }
 
@@ -139,8 +143,8 @@ pub struct Attempts {
     stolen: Option<ConnectTarget>,
     /// Until when a server may still read the handshake of an abandoned attempt, and so steal the session.
     may_steal_until: Moment,
-    /// Until when the time limits of attempts to connect do not grow. The session's lease may be valid until then. A long
-    /// attempt at a silent server would use up that time.
+    /// Until when the time limits of attempts to connect do not grow. The session's lease may be valid until then, and
+    /// one long attempt at a silent server could take all the time that the lease has left.
     is_quick_until: Moment,
 }
 
@@ -150,7 +154,7 @@ struct KnownAddress {
     limit: Duration,
     is_silent: bool,
     has_failed: bool,
-    /// Whether the address was looked up since the connection was lost. Stays `true` if `address` is `None`.
+    /// Whether a look-up has found the address since the connection was lost. Always `true` if `address` is `None`.
     is_fresh: bool,
     /// The round in which the address was tried last; 0 before the first attempt.
     tried: u64,
@@ -159,8 +163,8 @@ struct KnownAddress {
     /// How often the client has left the server because it disagrees with its leader. Counts from zero again after
     /// `disagrees_until`.
     left: u32,
-    /// A random number. Among addresses that are equal otherwise, the lowest is tried first, so the order differs from
-    /// client to client.
+    /// A random number. Among addresses that are equal otherwise, the address with the lowest number is tried first. So
+    /// the order differs from client to client.
     place: u64,
 }
 
@@ -171,8 +175,8 @@ impl Attempts {
         Attempts { session_timeout, limit, round: 1, ..Attempts::default() }
     }
 
-    /// Records the addresses that a look-up of this server has found. The server's other addresses are forgotten.
-    /// `random` decides the place of a new address in the order of attempts.
+    /// Records the addresses that a look-up of this server has found. Any other address of the server is forgotten.
+    /// `random` gives each new address its random number `place`.
     pub fn record_addresses(
         &mut self,
         server: usize,
@@ -205,8 +209,8 @@ impl Attempts {
             return ConnectStep::Pause(Duration::MAX);
         };
         let is_again = self.known[first].tried == self.round;
-        // An attempt may also have to wait if as many attempts have begun as addresses are known. Otherwise a name that
-        // resolves to new addresses at each look-up would cause attempts without a pause.
+        // The next attempt must also wait once as many attempts have begun as addresses are known. Otherwise a name
+        // that resolves to new addresses at each look-up would cause attempts without any pause.
         let is_paced = is_again || self.begun >= self.known.len();
         let due = self.last.filter(|_| is_paced).map(|last| last + self.session_timeout / MOST_ATTEMPTS);
         if let Some(pause) = due.and_then(|due| due.checked_sub(now)).filter(|pause| !pause.is_zero()) {
@@ -230,7 +234,7 @@ impl Attempts {
         self.known.iter().all(|it| it.tried == self.round)
     }
 
-    /// Compares the known addresses with the indexes `a` and `b`. The address that counts as less is tried first.
+    /// Compares the known addresses with the indexes `a` and `b`. The lesser address is tried first.
     fn compare_priority(&self, a: usize, b: usize, now: Moment) -> Ordering {
         let key = |index: usize| {
             let it = &self.known[index];
@@ -253,18 +257,19 @@ impl Attempts {
         self.known.iter_mut().find(|it| it.target == target)
     }
 
-    /// Returns whether a look-up has found this address since the connection was lost. Only then is the server at this
-    /// address believed when it says that the session is over. A known target without an address is always fresh.
+    /// Returns whether a look-up has found this address since the connection was lost. If not, the client does not
+    /// believe the server at this address when it says that the session is over. A known target without an address is
+    /// always fresh.
     pub fn is_address_fresh(&self, target: ConnectTarget) -> bool {
         self.known.iter().any(|it| it.target == target && it.is_fresh)
     }
 
     /// Records that an attempt has failed.
     ///
-    /// If the attempt got no answer, its server may still steal the session (see the module). The limit of the next
-    /// attempt at its address is then twice as long, up to a session timeout. The limit does not grow in the first
-    /// session timeout after a loss, when a lease may depend on quick attempts. If the connection ended before it was
-    /// ready, and the session may have been stolen, the next attempt is at this address.
+    /// If the attempt got no answer, its server may still steal the session (see the module). The next attempt at this
+    /// address then has twice the time limit, up to a session timeout. But for one session timeout after the connection
+    /// was lost, the time limits do not grow, because only quick attempts may save the lease. If a connection ended
+    /// before it was ready, and the session may have been stolen from it, the next attempt is at the same address.
     pub fn record_failure(&mut self, target: ConnectTarget, why: AttemptFailure, now: Moment) {
         match why {
             AttemptFailure::Silent => self.may_steal_until = now + self.session_timeout * KEEPS_WRITES_FOR,
@@ -290,7 +295,8 @@ impl Attempts {
     }
 
     /// Records that the connection to this address was lost. `keeps_writes` says whether writes were sent on the
-    /// connection and not answered. `broke` is `false` if the client itself has given up the connection.
+    /// connection and not answered. `broke` is `true` if the connection ended by itself, and `false` if the client has
+    /// given it up.
     pub fn record_loss(&mut self, target: ConnectTarget, now: Moment, keeps_writes: bool, broke: bool) {
         let is_stolen = keeps_writes && broke && now < std::mem::take(&mut self.may_steal_until);
         for known in &mut self.known {
@@ -307,10 +313,10 @@ impl Attempts {
         self.stolen = is_stolen.then_some(target);
     }
 
-    /// Decides whether to leave the server at this address, which disagrees with its leader. If so, and if the address
-    /// is known, records that the client has left the server.
+    /// Returns whether the client may leave the server at this address, which disagrees with its leader. If it may, and
+    /// if the address is known, also records that the client has left.
     pub fn record_leave_if_allowed(&mut self, target: ConnectTarget, now: Moment) -> bool {
-        // Several servers may share the only address.
+        // The only address may be left more often, because several servers may share it.
         let most = if self.known.len() == 1 { LEAVES_OF_ONE } else { 1 };
         let Some(known) = self.find_address(target) else { return true };
         if known.disagrees_until <= now {

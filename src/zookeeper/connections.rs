@@ -4,7 +4,8 @@
 //!
 //! The first connection is *ready* at once. Any other connection is ready once a quorum has answered a transaction on
 //! the connection, and the session's watches are armed again. Until then the requests of the session wait. So no read
-//! shows a state from before that transaction, and no answer shows a change before the watch event of that change.
+//! shows a state from before that transaction. And if a watched node has changed, the event of its watch comes before
+//! any answer that shows the change.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -40,8 +41,8 @@ use crate::zookeeper::servers::ConnectString;
 use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{WatchKind, Watches};
 
-/// The most reads that are sent together while watches are armed again. A heartbeat never waits behind more of these
-/// reads.
+/// While watches are armed again, at most this many reads are sent together. So a heartbeat never waits behind more of
+/// these reads.
 const ARMED_AT_ONCE: usize = 256;
 
 /// The servers of a client, and the options of the connections to them.
@@ -52,7 +53,8 @@ pub(super) struct ConnectConfig {
 }
 
 impl ConnectConfig {
-    /// Returns the connect string for one attempt: the target's address, or else the server's text, and then the root.
+    /// Returns the connect string for one attempt: the target's address, followed by the root. If the target has no
+    /// address, the server's text from the connect string takes its place.
     fn connect_string(&self, target: ConnectTarget) -> String {
         let of_name = || self.servers.each[target.server].text.clone();
         target.address.map_or_else(of_name, |address| address.to_string()) + self.servers.root()
@@ -63,8 +65,8 @@ impl ConnectConfig {
         target.address.map_or_else(|| self.servers.each[target.server].host_and_port(), |address| address.to_string())
     }
 
-    /// Connects to this address. Returns `None` if no answer comes within `limit`, or within a limit of the client
-    /// crate itself. If `session` is given, with its timeout, the connection resumes that session.
+    /// Connects to this address. Returns `None` if no answer comes within `limit`, or within the time limit of the
+    /// client crate. If `session` is given, with its timeout, the connection resumes that session.
     pub(super) async fn open_connection(
         &self,
         target: ConnectTarget,
@@ -81,9 +83,9 @@ impl ConnectConfig {
         let began = since_boot();
         let opened =
             within(sleep(limit), OpenedConnection::open(connector, &server, self.options.is_encrypted())).await;
-        // The crate also ends an attempt by a limit of its own, which is at most three fifths of the session timeout.
-        // Its errors `NoHosts` and `Timeout` do not say whether that limit has passed. So these errors count as silence
-        // once 7/8 of the shorter limit have passed.
+        // The crate has a time limit of its own, which is at most three fifths of the session timeout. Its errors
+        // `NoHosts` and `Timeout` may mean that this limit has passed, or that the attempt has failed earlier. So they
+        // count as silence if 7/8 of the shorter of the two limits have passed.
         let is_late = since_boot().saturating_sub(began) >= limit.min(self.options.session_timeout * 3 / 5) * 7 / 8;
         let opened = opened.filter(|it| !is_late || !matches!(it, Err(zk::Error::NoHosts | zk::Error::Timeout)));
         let outcome = match &opened {
@@ -137,8 +139,8 @@ impl ServerFinder {
             if !pause.is_zero() {
                 sleep(pause).await;
             }
-            // If the handshake of TLS or Kerberos needs the name, the client crate gets the name, and looks it up
-            // itself.
+            // If the handshake of TLS or Kerberos needs the name of the server, the client crate is given that name,
+            // and looks it up itself.
             let found = if needs_name {
                 Ok(vec![None])
             } else {
@@ -163,9 +165,9 @@ impl ServerFinder {
         }
     }
 
-    /// Makes the next attempt when it may begin. With a session, the attempt resumes the session. Returns the address,
-    /// the limit of the attempt, a moment before its handshake, and its outcome as [`ConnectConfig::open_connection`]
-    /// returns it.
+    /// Waits until the next attempt may begin, and makes the attempt. If `session` is given, the attempt resumes that
+    /// session. Returns the address, the time limit of the attempt, a moment before its handshake, and the result of
+    /// [`ConnectConfig::open_connection`].
     pub(super) async fn make_next_attempt(
         &mut self,
         session: Option<(&zk::SessionInfo, Duration)>,
@@ -205,7 +207,7 @@ pub(super) struct SessionConnections {
     pub(super) pipeline: Arc<RequestPipeline>,
     pub(super) watches: Arc<Watches>,
     pub(super) background: Arc<BackgroundThread>,
-    /// Describes the user as which this client is authenticated, for error messages.
+    /// Says as which user this client is authenticated, for error messages.
     pub(super) whom: String,
     pub(super) rights: OwnRights,
     pub(super) features: ServerFeatures,
@@ -213,7 +215,7 @@ pub(super) struct SessionConnections {
     pub(super) root_bytes: usize,
     /// The session's id and password.
     pub(super) session: zk::SessionInfo,
-    /// The session timeout that the first connection was granted.
+    /// The session timeout that the server of the first connection granted.
     pub(super) granted: Duration,
     /// The address of the server that the session is connected to; `None` without a connection.
     pub(super) server: Mutex<Option<String>>,
@@ -233,8 +235,8 @@ pub(super) struct LeaveServerRequest {
 /// A connection whose task runs on the library's thread.
 pub(super) struct ServedConnection {
     target: ConnectTarget,
-    /// The crate's client, while the pipeline does not have it: until the connection is ready, and once the server is
-    /// to be left.
+    /// The crate's client before the connection is ready, and again once the server is to be left. In between, the
+    /// pipeline has the client, and this is `None`.
     unready: Option<Arc<zk::Client>>,
     record: Arc<ConnectionRecord>,
     /// Why the connection has ended. `None` until it has ended.
@@ -252,8 +254,8 @@ impl ServedConnection {
     }
 
     /// Closes the session on this connection, unless the connection has ended: drops the client, and waits up to
-    /// `limit` for the server's answer. The caller makes sure that nobody else has the client, because the session is
-    /// closed only with its last clone.
+    /// `limit` for the server's answer. The caller makes sure that there is no other clone of the client, because only
+    /// the drop of the last clone closes the session.
     async fn close_session(mut self, limit: Duration) {
         drop_catching_panic(self.unready.take());
         let _ended = within(sleep(limit), self.wait_for_end()).await;
@@ -308,8 +310,8 @@ impl SessionConnections {
             }
             let (server, session, lost_at) =
                 (self.config.address_text(served.target), self.hex_session_id(), since_boot());
-            // The loss of a connection that was never used is not logged at INFO, because this loss may happen again
-            // and again. Neither is a loss after the session was closed.
+            // Two kinds of losses are logged only at DEBUG: the loss of a connection that was never used, because it
+            // may happen again and again, and a loss after the session was closed.
             if served.unready.is_none() && !self.pipeline.is_closed() {
                 is_told_lost = true;
                 emit!(INFO, session, server, %why, "the connection is lost");
@@ -343,13 +345,13 @@ impl SessionConnections {
         format!("{:x}", self.session.id().0)
     }
 
-    /// Records that the session is over, and drops the pipeline's client. The drop of the last clone requests the end
-    /// of the session from the server.
+    /// Records that the session is over, and drops the pipeline's clone of the crate's client. When the last clone is
+    /// dropped, the crate requests the server to end the session.
     pub(super) fn end_session(&self, why: Ending) {
-        // The store records the end first, so that the guards are lost before the server gives their locks to other
-        // contenders.
+        // The end is recorded first. So the guards of this session are lost before the server can give their locks to
+        // other contenders.
         self.store.end(why);
-        // Only ClickHouse Keeper replaces a session on a reconnect, so the servers must be ClickHouse Keeper.
+        // Only ClickHouse Keeper answers a reconnect with another session. So the servers must be ClickHouse Keeper.
         if why == Ending::Replaced {
             self.features.keeper.mark_as_clickhouse();
         }
@@ -357,17 +359,17 @@ impl SessionConnections {
         self.watches.end_all();
     }
 
-    /// Ends the session, and returns the failure for its callers. The caller has seen that the id of a new transaction
-    /// is not higher than an earlier id. So the ensemble has gone back to an earlier state, in which other contenders
-    /// may hold this session's locks.
+    /// Ends the session, and returns the failure for the request under way. The caller has seen that a new transaction
+    /// has an id that is not higher than an earlier id. So the ensemble has gone back to an earlier state, in which
+    /// other contenders may hold this session's locks.
     pub(super) fn end_session_after_restore(&self) -> Failure {
         emit!(ERROR, session = self.hex_session_id(), "the ensemble has gone back to an earlier state");
         self.end_session(Ending::Expired);
         Failure::Over(Ending::Expired)
     }
 
-    /// Returns a future that runs a task that the session needs. If the task panics, the session ends, unless it is
-    /// over or closed already.
+    /// Returns a future that runs `task`, without which the session cannot go on. If the task panics, the session ends,
+    /// unless the session is over or closed already.
     pub(super) fn end_session_on_panic<F: Future<Output = ()>>(
         self: &Arc<Self>,
         task: F,
@@ -386,10 +388,10 @@ impl SessionConnections {
         translate::translate_error(error, needs, &self.whom)
     }
 
-    /// Waits until the session counts as expired: for seven fifths of the session timeout plus a random time, since the
-    /// newest answered request was sent. By then the ensemble has usually ended the session. The random time is up to
-    /// an eighth of the session timeout. Without it, all clients of an ensemble would open new sessions at the same
-    /// moment.
+    /// Waits until the session counts as expired. The wait ends seven fifths of the session timeout plus a random time
+    /// after the newest answered request was sent. By then the ensemble has usually ended the session. The random time
+    /// is up to an eighth of the session timeout. Without the random time, all clients of an ensemble would open new
+    /// sessions at the same moment.
     async fn until_presumed_expired(&self) {
         let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
         while let Some(left) = (lease.last_answered_sent_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now())
@@ -398,7 +400,7 @@ impl SessionConnections {
         }
     }
 
-    /// Waits until the session is closed by this client, and then for a session timeout.
+    /// Waits until this client closes the session, and then for one more session timeout.
     async fn until_closed_for_long(&self) {
         while !self.pipeline.is_closed() {
             self.pipeline.wanted.notified().await;
@@ -432,7 +434,7 @@ impl SessionConnections {
         ServedConnection { target, unready: Some(client), record, end, task }
     }
 
-    /// Records that the connection is lost. Runs before any request or watch of the lost connection fails.
+    /// Records that the connection is lost. Called before any request or watch of the lost connection fails.
     fn mark_disconnected(&self) {
         let client = self.pipeline.take_client();
         self.watches.disarm_all();
@@ -451,8 +453,8 @@ impl SessionConnections {
     /// for a connection. On a reconnect, [`SessionConnections::rearm_watches`] has already delivered the missed events.
     ///
     /// If `is_ready` is `false`, the session is idle: no request waits, and no watch has to be armed. The session then
-    /// counts as connected without a ready connection. [`SessionConnections::serve_session`] makes the connection ready
-    /// for the next request.
+    /// counts as connected, although its connection is not ready. When the next request comes,
+    /// [`SessionConnections::serve_session`] makes the connection ready.
     pub(super) fn mark_connected(&self, served: &mut ServedConnection, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.config.address_text(served.target));
         if is_ready {
@@ -464,9 +466,9 @@ impl SessionConnections {
         self.store.set_connected(true);
     }
 
-    /// Answers a request to leave a server. Answers `false` if the request is about an earlier connection, and an error
-    /// if [`Attempts::record_leave_if_allowed`] decides to stay. Otherwise answers `true`, gives writes under way some
-    /// time to end, and returns why the connection ends. In the other cases returns `None`.
+    /// Answers a request to leave a server. If the request is about an earlier connection, answers `false`. If
+    /// [`Attempts::record_leave_if_allowed`] forbids it, answers with an error. In both cases returns `None`. Otherwise
+    /// answers `true`, gives writes under way some time to end, and returns why the connection ends.
     async fn answer_leave_request(
         &self,
         asked: LeaveServerRequest,
@@ -483,8 +485,8 @@ impl SessionConnections {
                 answer.send(Err(Failure::Diverged { node, server: self.config.address_text(served.target) }));
             return None;
         }
-        // From here on, requests wait for the next connection. So each request that the caller makes after `Ok(true)`
-        // is sent on that connection.
+        // From here on, requests wait for the next connection. So a request that the caller makes after the answer
+        // `Ok(true)` is sent on the next connection.
         let client = self.pipeline.take_client();
         let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
@@ -512,8 +514,8 @@ impl SessionConnections {
                 Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_address_fresh(target) => {
                     return Err(Ending::AuthFailed);
                 }
-                // Only a server at a fresh address is believed, here and above, because an address of an earlier
-                // look-up may belong to another ensemble by now.
+                // Here and above, a server is believed only if its address is fresh. An address of an earlier look-up
+                // may belong to another ensemble by now.
                 Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_address_fresh(target) => {
                     return Err(Ending::Expired);
                 }
@@ -543,9 +545,9 @@ impl SessionConnections {
         }
     }
 
-    /// Decides whether to use a connection whose handshake has succeeded. Makes the connection ready, unless the
-    /// session is idle. Returns whether the connection is ready. Fails if the server gave another session or too short
-    /// a timeout, or if the connection cannot be made ready.
+    /// Makes a connection ready whose handshake has succeeded, unless the session is idle. Returns whether the
+    /// connection is ready. Fails if the connection cannot be made ready, or if the server gave another session or too
+    /// short a timeout.
     ///
     /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
     /// quorum has answered ([`SessionConnections::check_with_quorum`]).
@@ -558,7 +560,8 @@ impl SessionConnections {
         if client.session_id().0 != self.session.id().0 {
             return Err(ConnectionEnd::Over(Ending::Replaced));
         }
-        // With a shorter timeout than the lease assumes, a hold could outlive its session.
+        // If the granted timeout is shorter than the lease assumes, the session could end before this client stops to
+        // count as a holder.
         if client.session_timeout() < self.store.lease().timeout() {
             let timeout = client.session_timeout();
             emit!(
@@ -570,8 +573,8 @@ impl SessionConnections {
             return Err(ConnectionEnd::Over(Ending::Expired));
         }
         self.store.resumed(handshake);
-        // The connection of an idle session is not checked, so that a fleet of idle clients that comes back costs the
-        // ensemble no transactions.
+        // The connection of an idle session is not checked with a transaction. So many idle clients that reconnect at
+        // the same time cost the ensemble no transactions.
         let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting_requests();
         if is_idle && !self.pipeline.is_closed() {
             return Ok(false);
@@ -581,9 +584,9 @@ impl SessionConnections {
 
     /// Checks a connection by a transaction, and then arms all watches again. Fails if the session is closed.
     ///
-    /// If the check succeeds and the watches cannot be armed, and the session has lost its connection more than seven
-    /// fifths of the session timeout ago, returns that the session is over. Without this end, a session could be
-    /// unusable for ever, because the reply to one watch may break every connection.
+    /// The reply to the read of one watch may break every connection, and the session would then be unusable for ever.
+    /// So the session is ended if the check succeeds, the watches cannot be armed, and the session was cut off for more
+    /// than seven fifths of the session timeout.
     async fn make_ready(&self, served: &ServedConnection) -> Result<(), ConnectionEnd> {
         if self.pipeline.is_closed() {
             return Err(ConnectionEnd::Over(Ending::Closed));
@@ -612,7 +615,7 @@ impl SessionConnections {
         ready
     }
 
-    /// Sends a transaction that changes nothing, which only a quorum can answer. Fails if no quorum answers within a
+    /// Sends a transaction that changes nothing. Only a quorum can answer it. Fails if no quorum answers within a
     /// quarter of the session timeout.
     async fn check_with_quorum(&self, client: &zk::Client) -> Result<(), ConnectionEnd> {
         let sent = self.store.lease().now();
@@ -629,15 +632,15 @@ impl SessionConnections {
         }
     }
 
-    /// Arms all watches of the session again, and checks whether all its nodes exist. If one is gone, calls
-    /// [`SessionConnections::end_session_if_restored`].
+    /// Arms all watches of the session again, and checks whether all nodes of the session exist. If one of the nodes is
+    /// gone, calls [`SessionConnections::end_session_if_restored`].
     async fn rearm_watches(&self, client: &zk::Client) -> Result<(), ConnectionEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
         let (keys, own, gone) = (self.watches.keys(), self.store.own_paths(), Mutex::new(None));
         for some in keys.chunks(ARMED_AT_ONCE) {
-            // On a slow link, the reads may take so long that a heartbeat would be late. So this loop renews the lease
-            // between two portions of reads.
+            // Like all requests, heartbeats wait until the connection is ready, and on a slow network the reads may
+            // take longer than a heartbeat period. So this loop itself renews the lease between two portions of reads.
             if lease.now().saturating_sub(checked) > lease.heartbeat_period() {
                 checked = lease.now();
                 self.check_with_quorum(client).await?;
@@ -681,13 +684,13 @@ impl SessionConnections {
         }
     }
 
-    /// Ends the session, and fails, if the ensemble has gone back to an earlier state, which may be why this session's
-    /// node at `path` is gone. In that state, nodes that this session has deleted may exist, and would block other
-    /// contenders as long as the session lives. If the check itself fails, returns `Ok`.
+    /// Checks whether the ensemble has gone back to an earlier state, which may be why this session's node at `path` is
+    /// gone. If it has, ends the session, and fails. Otherwise nodes that this session has deleted could exist again,
+    /// and would block other contenders as long as the session lives. If the check itself fails, returns `Ok`.
     ///
-    /// Only the answer to a write shows the present transaction id of the ensemble. So this check writes to a node of
-    /// its own, which it creates and deletes in the same transaction. If the directory of the missing node is gone,
-    /// too, the check uses the nearest directory above that exists.
+    /// Only the answer to a write shows the present transaction id of the ensemble. So this check creates, sets and
+    /// deletes a node of its own in one transaction. The node lies in the directory of the missing node, or, if that is
+    /// gone, in the nearest directory above that exists.
     async fn end_session_if_restored(&self, client: &zk::Client, path: &str) -> Result<(), ConnectionEnd> {
         let newest = self.store.newest_zxid();
         let mut directory = contract::directory_for_check_node(path);

@@ -37,13 +37,13 @@ pub(super) enum ConnectionEnd {
     /// The server was silent for too long.
     #[error("the server did not answer")]
     Silent,
-    /// The session is over. From [`OpenedConnection::serve`], [`Ending::Closed`] says that the server has confirmed the
+    /// The session is over. If [`OpenedConnection::serve`] reports [`Ending::Closed`], the server has confirmed the
     /// close of the session.
     #[error("{0}")]
     Over(Ending),
 }
 
-/// Takes the task that the client crate spawns, and does not run it.
+/// Receives the task that the client crate spawns, and does not run the task.
 #[derive(Default)]
 struct SpawnedTaskCapture(Mutex<Option<Task>>);
 
@@ -81,8 +81,8 @@ impl OpenedConnection {
         end: impl FnOnce(ConnectionEnd) + Send + 'static,
     ) -> impl Future<Output = ()> + Send {
         let states = self.client.state_watcher();
-        // The returned future keeps no clone of the client, because the session is closed when the last clone is
-        // dropped.
+        // The session is closed when the last clone of the client is dropped. So the returned future must not keep a
+        // clone.
         let (mut task, mut end) = (self.task, Some(end));
         poll_fn(move |context| {
             // The crate panics over some replies that are too short. The connection then ends as `Panicked`.
@@ -103,8 +103,8 @@ impl OpenedConnection {
     }
 }
 
-/// Drops a client or a task of the client crate. Catches a panic of the destructor, which is possible after a panic of
-/// the crate.
+/// Drops a client or a task of the client crate. Catches a panic in the drop, which is possible after an earlier panic
+/// of the crate.
 pub(super) fn drop_catching_panic<T>(it: T) {
     let _panicked = catch_panic(|| drop(it));
 }

@@ -1,8 +1,9 @@
-//! Look-ups of host names. All callers in the process that need the same name at the same time share its look-ups.
+//! Look-ups of host names. Callers in this process that need the same name at the same time share the look-ups of that
+//! name.
 //!
 //! A look-up cannot be stopped, and occupies a thread until the name service answers, which can take half a minute. If
-//! the network loses a query, the system repeats the query only after 5 s. So a second and a third look-up of the same
-//! name begin while the first is not answered.
+//! the network loses a query, the system repeats the query only after 5 s. So while the first look-up of a name is not
+//! answered, a second and a third look-up of the same name are begun.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +25,7 @@ type LookupResult = Result<Vec<SocketAddr>, String>;
 #[derive(Default)]
 struct LookupsUnderWay {
     count: u32,
-    /// When the last look-up began, and the channel for the answer of the look-up that ends first.
+    /// When the last look-up began, and the channel for the first answer to any of the look-ups.
     last: Option<(Moment, watch::Sender<Option<LookupResult>>)>,
 }
 
@@ -33,8 +34,8 @@ const MOST: u32 = 3;
 
 static UNDER_WAY: Mutex<BTreeMap<String, LookupsUnderWay>> = Mutex::new(BTreeMap::new());
 
-/// Returns the addresses of a `host:port`, or an error message. An IP address is returned without a look-up. While no
-/// look-up of the name has answered, another one begins every `patience`, until [`MOST`] are under way.
+/// Returns the addresses of a `host:port`, or an error message. An IP address is returned without a look-up. Until the
+/// name service answers, another look-up of the name begins every `patience`, but at most [`MOST`] are under way.
 pub(super) async fn look_up_addresses(of: &str, patience: Duration) -> LookupResult {
     look_up_shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
@@ -53,8 +54,8 @@ async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Looku
 }
 
 /// Returns a channel for the first answer about this name. All callers get the same channel until the answer has come.
-/// Begins a look-up for a new channel. Begins another one for an old channel if the last look-up began `patience` ago
-/// and fewer than [`MOST`] are under way.
+/// For a new channel, begins a look-up. For a channel that exists, begins another look-up if the last one began at
+/// least `patience` ago, and fewer than [`MOST`] are under way.
 fn join_or_begin_lookup(
     of: &str,
     patience: Duration,
@@ -62,7 +63,7 @@ fn join_or_begin_lookup(
 ) -> watch::Receiver<Option<LookupResult>> {
     let (mut all, now) = (UNDER_WAY.lock(), since_boot());
     let name = all.entry(of.to_owned()).or_default();
-    // An answer that has come is not kept for later callers.
+    // An earlier answer is not given to later callers, because answers are not cached.
     name.last = name.last.take().filter(|(_, answer)| answer.borrow().is_none());
     let is_recent = name.last.as_ref().is_some_and(|(began, _)| now.saturating_sub(*began) < patience);
     if let Some((_, answer)) = name.last.as_ref().filter(|_| is_recent || name.count >= MOST) {

@@ -20,16 +20,17 @@ use crate::zookeeper::tls::Tls;
 /// lock of a dead holder is soon free.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The shortest session timeout. With 222 ms or less no lease could be renewed ([`Lease::is_renewable`]). The [settling
-/// time](Lease::with_tick_time) (a quarter of the timeout plus 100 ms) and the shortest heartbeat period (a twentieth)
-/// would together be longer than the lease (three quarters).
+/// The shortest session timeout. With 222 ms or less no lease could be renewed ([`Lease::is_renewable`]). The lease is
+/// three quarters of the timeout. The [settling time](Lease::with_tick_time), a quarter of the timeout plus 100 ms, and
+/// the shortest heartbeat period, a twentieth of the timeout, would together be longer.
 ///
-/// `connect` fails if the servers grant less than this. A server that refuses a session answers with a timeout of zero,
-/// and the client crate would take that for 8 ms.
+/// `connect` fails if the servers grant less than this. So it also fails if a server refuses a session: the server then
+/// answers with a timeout of zero, which the client crate takes for 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The longest session timeout. A longer one is probably a mistake in the unit. After a crash the lock would stay taken
-/// for more than an hour. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
+/// The longest session timeout. A longer one is probably a mistake in the unit of time. After a crash, the lock would
+/// stay taken for more than an hour. Servers grant at most 20 times their `tickTime`, unless `maxSessionTimeout` is
+/// set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// The shortest read timeout. A shorter one would leave a server too little time to answer.
@@ -37,8 +38,8 @@ const SHORTEST_SILENCE: Duration = Duration::from_millis(50);
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
-/// The divisor of the session timeout that gives the least stop margin. The margin covers two clocks that differ by up
-/// to one part in 100 when they measure the session timeout.
+/// The least stop margin is the session timeout divided by this number. So the margin suffices for two clocks that
+/// differ by up to one part in 100 when they measure the session timeout.
 const CLOCK_DRIFT: u32 = 100;
 
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
@@ -83,35 +84,35 @@ impl ZooKeeperBuilder {
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
     ///
-    /// The servers bound the timeout to 2 to 20 ticks, unless they are configured otherwise. That is 4 to 40 s with a
-    /// tick of 2 s, and 6 to 60 s with a tick of 3 s, which servers without `tickTime` have. If the servers grant less
-    /// than requested, but at least 250 ms, the client logs a warning, and goes on as if it had requested what they
-    /// grant. Give all servers the same bounds. If a server grants less on a reconnect than another server did at
-    /// first, the session ends, and its locks are lost.
+    /// The servers grant from 2 to 20 times their `tickTime`, unless they are configured otherwise. That is 4 to 40 s
+    /// with a tick of 2 s, and 6 to 60 s with the default tick of 3 s. If the servers grant less than requested, but at
+    /// least 250 ms, the client logs a warning, and goes on as if it had requested the granted timeout. Configure the
+    /// same bounds on all servers. If a server grants less on a reconnect than another server granted at first, the
+    /// session ends, and its locks are lost.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         // The handshake carries the timeout in whole milliseconds, so the rest is dropped here.
         self.session_timeout = Duration::from_millis(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self
     }
 
-    /// Sets the time limit for opening a session. Default: the session timeout. A client that lost its session pauses
-    /// before it connects again, for half of this limit at most.
+    /// Sets the time limit for opening a session. Default: the session timeout. A client that has lost its session
+    /// pauses before it opens a new one, for at most half of this limit.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
     }
 
-    /// Sets the `tickTime` of the servers' configuration. Default: the smaller of 3 s, which is the servers' own
-    /// default, and half the session timeout.
+    /// Sets the `tickTime` of the servers' configuration. Default: 3 s, which is the servers' own default, or half the
+    /// session timeout if that is shorter.
     ///
-    /// Servers do not report their tick, and their leader hears of a session only each half tick. With a tick that is
-    /// small compared with the session timeout, a longer break of the connection costs no lock. The value must not be
-    /// less than the servers' own tick, because otherwise a holder that is cut off may learn of the loss too late. The
-    /// least timeout that servers grant does not show the tick either, because `minSessionTimeout` may be set to
-    /// anything.
+    /// The leader hears of a session only each half tick. The smaller the tick is compared with the session timeout,
+    /// the longer are the breaks of the connection that cost no lock. The value must not be less than the servers' own
+    /// tick, because otherwise a holder that is cut off may learn of the loss too late. The library cannot find out the
+    /// tick: servers do not report it, and the least timeout that they grant does not show it, because
+    /// `minSessionTimeout` may be set to anything.
     ///
-    /// [How long a break may last](crate::operating#breaks-of-the-connection) depends on the tick and the session
-    /// timeout. When a session begins, the log says how long its breaks may last, at the level `info`.
+    /// [How long a break may last](crate::operating#breaks-of-the-connection) without the loss of a lock depends on the
+    /// tick and the session timeout. When a session begins, the log shows this time, at the level `info`.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);
         self
@@ -119,13 +120,13 @@ impl ZooKeeperBuilder {
 
     /// Sets the time between the moment at which a holder that is cut off reports the loss, and the moment at which the
     /// ensemble may give the lock to another contender. In this time the holder can stop its work. The margin also
-    /// covers clocks that run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at
-    /// most a quarter of the session timeout. A margin must be at least a hundredth of the session timeout, and leave
-    /// enough time to renew the lease.
+    /// makes up for clocks that run at different speeds. Default: a sixth of the session timeout, or 300 ms if that is
+    /// longer, but at most a quarter of the session timeout. A margin must be at least a hundredth of the session
+    /// timeout, and leave enough time to renew the lease.
     ///
     /// If the servers grant a shorter timeout, the margin is shortened in proportion. With a longer margin than the
-    /// default, heartbeats are sent more often, up to 20 in a session timeout. So a margin that is longer by a second
-    /// shortens the breaks that a hold survives by less than a second.
+    /// default, heartbeats are sent more often, up to 20 in a session timeout. So a margin that is a second longer
+    /// shortens the longest break that costs no lock by less than a second.
     pub fn stop_margin(mut self, margin: Duration) -> Self {
         self.stop_margin = Some(margin);
         self
@@ -133,35 +134,35 @@ impl ZooKeeperBuilder {
 
     /// Sets how long a connection may be silent before a new one replaces it: from 50 ms to half the session timeout.
     /// Default: a third of the session timeout, or two fifths of a session timeout below 3 s. The default is somewhat
-    /// less where only [shorter breaks](Self::tick_time) cost no lock.
+    /// shorter if even [breaks of that length](Self::tick_time) could cost the lock.
     ///
-    /// A server may pause for half of this time, to collect garbage or to flush its log, at no cost. A longer pause may
-    /// cost the connection. A transaction that is under way then may fail with
-    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown). So set twice the longest pause of your servers. With a
-    /// longer limit, the connection to a dead server is given up later. If the limit is close to the longest break that
-    /// costs no lock, or above it, a dead server may cost the lock.
+    /// If a server pauses for up to half of this time, to collect garbage or to flush its log, the connection stays.
+    /// After a longer pause, the connection may be given up, and a transaction under way may fail with
+    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown). So set twice the longest pause of your servers. The
+    /// longer the limit, the later the connection to a dead server is given up. If the limit is close to the longest
+    /// break that costs no lock, or above it, a dead server may cost the lock.
     ///
-    /// The limit of the first attempt to connect to an address is a twelfth of the session timeout, but at least 350
-    /// ms. Below a session timeout of 3 s, it is two fifths of the session timeout. It is never longer than the read
-    /// timeout. After an attempt that was not answered in time, the next one at the same address may take twice as
+    /// The first attempt to connect to an address may take a twelfth of the session timeout, or 350 ms if that is
+    /// longer. With a session timeout below 3 s, the attempt may take two fifths of the session timeout. It never takes
+    /// longer than the read timeout. If the address did not answer in time, the next attempt there may take twice as
     /// long.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
         self
     }
 
-    /// Leaves it to the first acquisition to create the path at the end of the connect string. By default, `connect`
-    /// creates the path if it is missing. Call this in a program that may not create this path.
+    /// By default, `connect` creates the path at the end of the connect string, if the path is missing. With this
+    /// option, the first acquisition creates it instead. Call this in a program that may not create the path.
     pub fn make_root_on_demand(mut self) -> Self {
         self.makes_root_at_once = false;
         self
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then use the nodes that this client makes. No server refuses a password: with a wrong password, the client
-    /// counts as another user. Cannot be combined with `sasl`.
+    /// then use the nodes that this client makes. No server refuses a wrong password: the client then counts as another
+    /// user. Cannot be combined with `sasl`.
     ///
-    /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with
+    /// The password is sent in clear text, on each reconnect again. So encrypt the connection, with
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
     #[cfg_attr(not(feature = "tls"), doc = "the feature `tls`.")]
     pub fn digest(mut self, user: &str, password: &str) -> Self {
@@ -172,8 +173,8 @@ impl ZooKeeperBuilder {
     /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then use the nodes that
     /// this client makes. Cannot be combined with `digest`.
     ///
-    /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If a server refuses them later, on a
-    /// reconnect, guards are lost and waiting acquisitions fail, immediately.
+    /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If a server refuses the credentials
+    /// later, on a reconnect, all guards of the session are lost immediately, and its waiting acquisitions fail.
     #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
     pub fn sasl(mut self, sasl: Sasl) -> Self {
@@ -195,7 +196,7 @@ impl ZooKeeperBuilder {
     /// Sets the permissions on the nodes that this client makes, such as lock directories and the nodes in them.
     ///
     /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
-    /// alone changes nothing, because machines that share a lock have different ones.
+    /// alone does not change the default, because machines that share a lock have different certificates.
     pub fn acl(mut self, acl: Acl) -> Self {
         self.acl = Some(acl);
         self
@@ -205,9 +206,9 @@ impl ZooKeeperBuilder {
     /// directory was made with another ACL, and clients that this client does not trust could take the lock. The error
     /// lists the rights. By default such a directory is used as it is, and `zklock check` reports it.
     ///
-    /// Each acquisition reads the ACL of its directory, in the round trip that creates its node. An acquisition of
-    /// permits also reads the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was
-    /// made in a refused directory is removed immediately.
+    /// With this option, each acquisition reads the ACL of its directory, in the round trip that creates its node. An
+    /// acquisition of permits also reads the ACLs of the semaphore's node and of its permits, in two more round trips.
+    /// A node that was made in a refused directory is removed immediately.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self
@@ -237,8 +238,8 @@ impl ZooKeeperBuilder {
             return Err(Error::invalid("an ACL without permissions"));
         }
         self.credentials().try_for_each(Credentials::check)?;
-        // A server without SASL ignores the SASL login. So with both logins, nodes that are made on such a server would
-        // belong to the digest user.
+        // A client with both logins would have two users. A server without SASL ignores the SASL login, so nodes that
+        // are made on such a server would belong to the digest user only.
         if self.credentials().count() > 1 {
             return Err(Error::invalid("digest together with SASL: a client is one user"));
         }
@@ -249,7 +250,7 @@ impl ZooKeeperBuilder {
         self.digest.iter().chain(&self.sasl)
     }
 
-    /// Returns the options for a session to which the servers grant no more than this timeout.
+    /// Returns the options for a session whose timeout the servers have shortened to `timeout`.
     pub(super) fn with_granted_timeout(mut self, timeout: Duration) -> ZooKeeperBuilder {
         let part = timeout.div_duration_f64(self.session_timeout);
         self.stop_margin = self.stop_margin.map(|margin| margin.mul_f64(part).max(timeout / CLOCK_DRIFT));
@@ -258,7 +259,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Returns the problem if the tick time or the stop margin is out of range, or if heartbeats could not renew the
+    /// Fails with a message if the tick time or the stop margin is out of range, or if heartbeats could not renew the
     /// lease.
     pub(super) fn check_lease(&self) -> Result<(), String> {
         let timeout = self.session_timeout;
@@ -295,9 +296,10 @@ impl ZooKeeperBuilder {
     /// whenever the break begins.
     pub(super) fn longest_survivable_break(&self, lease: &Lease) -> Duration {
         let (silence, rides_out) = (self.silence_limit(), lease.rides_out(self.attempt_limit()));
-        // The client gives up a silent connection after at most 9/8 of the silence limit. If `rides_out` is shorter,
-        // the client may still wait on the dead connection when a break of that length ends. That wait is longer than
-        // an attempt to connect, so the result is then computed with the silence limit in place of the attempt limit.
+        // The client gives up a silent connection after at most 9/8 of the silence limit. If `rides_out` is shorter
+        // than that, the client may still wait on the dead connection when a break of that length ends. This wait takes
+        // up to the silence limit, which is longer than an attempt to connect. So the result is then computed with the
+        // silence limit in place of the attempt limit.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
@@ -312,9 +314,9 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Refuses a connect string that contradicts the options about encryption, or, with TLS, has a host name that TLS
-    /// cannot verify. The client crate would follow a `tcp://` in the string even if TLS is set, and send a password in
-    /// clear text.
+    /// Refuses a connect string that contradicts the options about encryption: the client crate would follow a `tcp://`
+    /// in the string even if TLS is set, and send a password in clear text. With TLS, also refuses a host name that TLS
+    /// cannot verify.
     pub(super) fn check_encryption(&self, servers: &ConnectString) -> Result<(), Error> {
         for server in &servers.each {
             let problem = match (self.is_encrypted(), server.scheme) {
@@ -352,7 +354,7 @@ impl ZooKeeperBuilder {
         self.acl.clone().unwrap_or_else(default)
     }
 
-    /// Returns the rights that this client's own ACL gives, and the users that the servers know this client as.
+    /// Returns this client's own ACL, and the users as which the servers know this client.
     pub(super) fn own_rights(&self) -> OwnRights {
         let certificate = self.has_certificate().then_some(("x509", None));
         let users = self.credentials().map(Credentials::acl_user).chain(certificate).collect();
@@ -364,25 +366,26 @@ impl ZooKeeperBuilder {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
 
-    /// Describes the user that the servers know this client as, without a secret. Empty without credentials and
-    /// certificate.
+    /// Describes the user as which the servers know this client, without a secret. Empty if the client has neither
+    /// credentials nor a certificate.
     pub(super) fn describe_user(&self) -> String {
         let certificate = self.has_certificate().then(|| "its certificate".to_owned());
         Vec::from_iter(self.credentials().map(Credentials::describe_user).chain(certificate)).join(" and ")
     }
 
-    /// Returns whether the client crate must get the servers by their names: TLS verifies the name, and Kerberos needs
-    /// it for the service's principal, unless the host is given.
+    /// Returns whether the client crate must be given the names of the servers, and not their addresses. TLS verifies
+    /// the name. Kerberos needs the name for the service's principal, unless the host is given.
     pub(super) fn must_connect_by_name(&self) -> bool {
         self.is_encrypted() || self.credentials().any(Credentials::needs_server_name)
     }
 
-    /// Returns a connector for one attempt to connect, which may take as long as `attempt`. The crate has one limit for
-    /// the attempt and for the silence of the connection. So the connector gets the longer of `attempt` and
-    /// [`silence_limit`](Self::silence_limit), but at most three fifths of the session timeout.
+    /// Returns a connector for one attempt to connect, which may take as long as `attempt`. The crate uses the same
+    /// limit for the attempt and for the later silence of the connection. So the connector gets the longer of `attempt`
+    /// and [`silence_limit`](Self::silence_limit), but at most three fifths of the session timeout.
     pub(super) fn connector(&self, attempt: Duration) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout).with_fail_eagerly();
-        // With a longer limit, the crate would use its default instead, which is two fifths of the session timeout.
+        // If the limit were above three fifths, the crate would use its default instead, which is two fifths of the
+        // session timeout.
         let silence = self.silence_limit().max(attempt).min(self.session_timeout * 3 / 5);
         connector = connector.with_connection_timeout(silence);
         connector = self.credentials().fold(connector, |connector, it| it.add_to_connector(connector));

@@ -24,8 +24,8 @@ pub(super) struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
 struct OutageState {
-    /// When the last session lost its connection, and when a new session may replace that session. `None` from the
-    /// start of a session until its end is recorded.
+    /// When the last session lost its connection, and when a new session may replace that session. `None` before any
+    /// session has ended, and from the start of a new session until its end is recorded.
     lost: Option<(Instant, Option<ReconnectSchedule>)>,
     last_failure: Option<LastFailure>,
     is_probing: bool,
@@ -41,7 +41,7 @@ struct LastFailure {
 }
 
 impl Outage {
-    /// Records that the last session is over for the reason `ending`, and that it lost its connection at `lost`.
+    /// Records that the last session lost its connection at `lost`, and is over for the reason `ending`.
     pub(super) fn record_start(&self, lost: Instant, reconnect: Option<ReconnectSchedule>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
         self.record_message(ending.to_string(), ending == Ending::AuthFailed);
@@ -66,7 +66,7 @@ impl Outage {
     /// Records a failed attempt to open a session.
     pub(super) fn record_failure(&self, failure: &Failure) {
         match failure {
-            // `Unreachable` mostly says only that no server gave a session, which is no reason.
+            // The message of `Unreachable` mostly says only that no server gave a session, but not why.
             Failure::Unreachable(message) => self.record_message(message.clone(), false),
             Failure::Refused(message) => self.record_message(message.clone(), true),
             other => self.record_message(other.to_string(), true),
@@ -75,7 +75,7 @@ impl Outage {
 
     fn record_message(&self, message: String, is_reason: bool) {
         let mut known = self.0.lock();
-        // A message without a reason must not replace a message with a reason from the last two seconds.
+        // For two seconds, a message with a reason must not be replaced by a message without one.
         let stays =
             known.last_failure.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
         if is_reason || !stays {
@@ -89,8 +89,8 @@ impl Outage {
         known.last_failure.as_ref().filter(|last| last.at >= since).map(|last| last.message.clone())
     }
 
-    /// Starts a probe of the servers for the reason, in the background, unless a probe is under way or the last one
-    /// ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
+    /// Starts a probe of the servers in the background, which finds the reason for the outage. Does nothing if a probe
+    /// is under way, or if the last probe ended less than [`PROBE_INTERVAL`] ago. Returns whether a probe was started.
     pub(super) fn start_probe_if_due(self: &Arc<Self>, config: &ConnectConfig, background: &BackgroundThread) -> bool {
         let mut known = self.0.lock();
         if known.is_probing || known.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
@@ -154,8 +154,8 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The recorded end of the probe is moved a minute into the future, so that the next probe is not due even if
-        // the test pauses.
+        // The end of the probe is recorded a minute too late. So the next probe is not due, even if the machine delays
+        // the test.
         let ended = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
         assert!(ended.is_some() && !probes(), "a probe ended just now");
         let earlier = Instant::now().checked_sub(2 * PROBE_INTERVAL).unwrap();

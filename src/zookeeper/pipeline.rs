@@ -23,16 +23,16 @@ use crate::zookeeper::translate::is_not_sent;
 /// The kind of a request, which decides whether its reply renews the lease, and whether a close waits for the reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
-    /// A request that the connected server answers alone. Its reply is reported to the lease as
-    /// [answered](SessionStore::record_answer), if the reply certainly came from a server.
+    /// A request that the connected server answers alone. If its reply certainly came from a server, the reply is
+    /// reported to the lease as [answered](SessionStore::record_answer).
     Read,
-    /// A request that a quorum commits. Its reply is reported to the lease as
-    /// [acknowledged](SessionStore::acknowledged), if the reply proves the commit.
+    /// A request that a quorum commits. If its reply proves the commit, the reply is reported to the lease as
+    /// [acknowledged](SessionStore::acknowledged).
     Write,
-    /// A write that only removes a node: one of the session's own, a directory, or a node of another session. Closing
-    /// the session does not wait for the reply, because the server receives the request before the close, and carries
-    /// out the request first. The connection may be lost before the server has the request. A node of the session's own
-    /// is then still removed with the session, but the outcome for any other node is unknown.
+    /// A write that only removes a node: a node of this session, a directory, or a node of another session. Closing the
+    /// session does not wait for the reply, because the server receives the removal before the close, and carries it
+    /// out first. If the connection is lost before the server has the removal, a node of this session is still removed
+    /// with the session. The outcome for any other node is then unknown.
     Removal,
 }
 
@@ -48,9 +48,9 @@ pub(super) struct RequestPipeline {
     closed: watch::Sender<bool>,
 }
 
-/// The present connection of a session, and the requests that wait for one.
+/// The present connection of a session, and the requests that wait for a connection.
 struct PipelineState {
-    /// The ready connection. `None` if there is none, or if the session is closed or over.
+    /// The ready connection. `None` if no connection is ready, or if the session is closed or over.
     connection: Option<ReadyConnection>,
     is_closed: bool,
     /// The requests to send on the next connection, by their numbers.
@@ -62,8 +62,8 @@ struct PipelineState {
 /// A ready connection, and the record of its writes and its end.
 type ReadyConnection = (Arc<zk::Client>, Arc<ConnectionRecord>);
 
-/// Sends a request that has waited, on the given connection. If the connection is `None`, lets the request fail,
-/// because the session is closed or over.
+/// Sends a request that has waited, on the given connection. With `None` in place of a connection, lets the request
+/// fail, because the session is closed or over.
 type WaitingRequest = Box<dyn FnOnce(&Arc<RequestPipeline>, Option<&ReadyConnection>) + Send>;
 
 /// The number of open writes of one connection, and whether the connection was given up.
@@ -71,9 +71,9 @@ type WaitingRequest = Box<dyn FnOnce(&Arc<RequestPipeline>, Option<&ReadyConnect
 pub(super) struct ConnectionRecord {
     /// The number of writes that may still be carried out.
     writes: AtomicUsize,
-    /// Set at the end of the connection. `false` if the connection has ended by itself. The client crate then reports
-    /// which requests were not sent. `true` if the library has given up the connection or the client crate has
-    /// panicked. Any request without an answer may then have been sent.
+    /// Set at the end of the connection. `false` if the connection has ended by itself: the client crate then reports
+    /// which requests were not sent. `true` if the library has given up the connection, or the client crate has
+    /// panicked: then any request without an answer may have been sent.
     is_given_up: OnceLock<bool>,
 }
 
@@ -135,8 +135,8 @@ impl RequestPipeline {
         state.connection = Some(connection);
     }
 
-    /// Lets all requests wait from now on. Returns the client of the connection, if there was one. If that connection
-    /// is not lost, dropping the last clone of the client would close the session.
+    /// Lets all requests wait from now on. Returns the client of the ready connection, if there was one. Unless that
+    /// connection is lost, the caller must keep the client: dropping its last clone would close the session.
     pub(super) fn take_client(&self) -> Option<Arc<zk::Client>> {
         self.state.lock().connection.take().map(|(client, _)| client)
     }
@@ -151,8 +151,9 @@ impl RequestPipeline {
     }
 
     /// Drops the client, and fails the requests that wait. When the last clone of the client is dropped, the session is
-    /// closed. A removal under way drops its clone immediately, because the removal has been sent. Each other request
-    /// under way keeps a clone until the request is answered, but at most for a session timeout.
+    /// closed. A removal under way drops its clone immediately, because the removal was sent already, and the close
+    /// need not wait for its reply. Each other request under way keeps a clone until the request is answered, or for a
+    /// session timeout if that is shorter.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -166,10 +167,10 @@ impl RequestPipeline {
         drop(last);
     }
 
-    /// Sends a request before this function returns. Without a ready connection, the request waits for the next one.
-    /// `send` is called again if the request was certainly not sent. If the session is closed or over, or this process
-    /// was forked, the request fails. A reply that proves that a server or a quorum has answered is reported to the
-    /// lease.
+    /// Sends a request before this function returns. Without a ready connection, the request waits until a connection
+    /// is ready. If the request was certainly not sent, `send` is called again. If the session is closed or over, or
+    /// this process was forked, the request fails. If the reply proves that a server or a quorum has answered, it is
+    /// reported to the lease.
     pub(super) fn send<T, F>(
         self: &Arc<Self>,
         request: RequestKind,
@@ -221,7 +222,7 @@ where
     S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
 {
     fn deliver_answer(self, answer: Result<T, Failure>) {
-        // The answer wakes the caller's task. The waker is the user's code, and may panic.
+        // Sending the answer wakes the caller's task. Its waker is the user's code, and may panic.
         let _panicked = catch_panic(|| drop(self.reply.send(answer)));
     }
 
@@ -235,8 +236,8 @@ where
         // The client crate sends the request in this first poll.
         let at_once = answer.poll_unpin(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(answer) = at_once {
-            // A task delivers the answer, because the pipeline is locked here, and the waker of the caller's task
-            // might send a request.
+            // The pipeline is locked here, and the waker of the caller's task might send a request, which needs the
+            // same mutex. So another task delivers the answer.
             let answer = answer.unwrap_or_else(|_| unknown_outcome("the answer is malformed"));
             return pipeline.background.spawn(async move { self.deliver_answer(answer) });
         }
@@ -247,11 +248,11 @@ where
         let (mut closed, is_removal) = (pipeline.closed.subscribe(), self.request == RequestKind::Removal);
         let (record, pipeline) = (Arc::clone(record), Arc::clone(pipeline));
         let background = Arc::clone(&pipeline.background);
-        // A task polls the future of the reply, because the caller may never poll it. This future owns a clone of the
-        // client, which keeps the session open.
+        // A task of the library polls the future `answer`, because the caller may never poll. `answer` owns a clone of
+        // the client, which keeps the session open.
         background.spawn(async move {
             // A request under way keeps the session open. So after a close the request is abandoned: a removal at once,
-            // and another request one session timeout later.
+            // and any other request one session timeout later.
             let abandoned = async {
                 drop(closed.wait_for(|it| *it).await);
                 if !is_removal {
@@ -264,7 +265,7 @@ where
                 () = abandoned => unknown_outcome("the session was closed before the answer came"),
             };
             // A write whose outcome is unknown stays counted in `writes`, because it may still be carried out later. A
-            // write that was certainly not sent does not.
+            // write that was certainly not sent is no longer counted.
             let is_open = answer.as_ref().is_err_and(|failure| match failure {
                 Failure::Unknown(_) => !is_not_sent(failure) || record.is_given_up(),
                 _ => false,
@@ -277,8 +278,8 @@ where
     }
 
     /// Delivers the answer to a request that was sent at `sent`, and reports to the lease what the answer proves. If
-    /// the request was certainly not sent, sends it again instead, or lets it wait for a connection, unless the session
-    /// is closed.
+    /// the request was certainly not sent, and the session is not closed, does neither: it sends the request again, or
+    /// lets it wait for a connection.
     fn deliver_or_resend(
         self,
         pipeline: &Arc<RequestPipeline>,
@@ -296,7 +297,7 @@ where
             }
         }
         match self.request {
-            // These answers certainly came from a server. The client crate may have made any other reply itself.
+            // These answers certainly came from a server. Any other answer may come from the client crate itself.
             RequestKind::Read if matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_))) => {
                 pipeline.store.record_answer(sent);
             }

@@ -2,8 +2,8 @@
 //!
 //! The client crate reports the reason of a failed attempt to connect only in its log. So a probe tests each server
 //! step by step: is its name known, does its port accept connections, does the TLS handshake succeed, and what does the
-//! server answer to the four-letter word `srvr`? A server opens no session for `srvr`, and answers even if the word is
-//! disabled.
+//! server answer to the four-letter word `srvr`? For `srvr`, a server opens no session. Even if the word is disabled,
+//! the server answers that it is.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -20,16 +20,16 @@ use crate::zookeeper::lookup::{TcpStream, connect_to_first, look_up_addresses};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{ConnectString, Server};
 
-/// The time limit of a probe during an outage. Any probe also repeats the look-up of a name that is not answered for
-/// this long.
+/// The time limit of a probe during an outage. In any probe, this is also the time after which an unanswered look-up of
+/// a name is repeated.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a probe waits, at least, for the server to close the new connection. A server that has reached its limit of
-/// connections closes every new one. An answer also counts as complete if no byte has followed for this time.
+/// The least time for which a probe waits whether the server closes the new connection. A server that has reached its
+/// limit of connections closes every new one. Also: an answer counts as complete if no byte has followed for this time.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// How long a probe waits for an answer to `srvr` before it sends an end of line, because a peer that reads lines does
-/// not answer without one.
+/// How long a probe waits for an answer to `srvr` before it sends an end of line. A peer that reads lines, such as an
+/// HTTP server, does not answer before the end of a line.
 const END_OF_LINE: Duration = Duration::from_millis(250);
 
 /// The number of bytes of an answer to `srvr` that are enough to identify the peer. The rest is not read.
@@ -45,8 +45,8 @@ const SHOWN_CHARS: usize = 60;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NoSessionReason {
     pub(super) words: String,
-    /// Whether `words` gives a reason for each server. If not, `words` says of at least one server only that it is up
-    /// and has not given a session.
+    /// Whether `words` gives a reason for each server. If `false`, `words` says of at least one server only that the
+    /// server is up and has not given a session.
     pub(super) is_known: bool,
 }
 
@@ -77,12 +77,12 @@ pub async fn why_no_session(servers: &str, options: &ZooKeeperBuilder, limit: Du
     Ok(probe_for_reason(&config, limit).await.words)
 }
 
-/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer, or
-/// about its first 64 MiB if it is longer.
+/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer. Of
+/// an answer longer than 64 MiB, returns about the first 64 MiB.
 ///
 /// # Errors
-/// A message if `server` is not a connect string, if the connection fails, or if the server has not closed the
-/// connection after its answer within `limit`.
+/// A message if `server` is not a connect string, if the connection fails, or if the server has not answered and closed
+/// the connection within `limit`.
 pub async fn send_four_letter_word(
     server: &str,
     word: &str,
@@ -120,8 +120,8 @@ async fn probe_server(server: &Server, options: &ZooKeeperBuilder, deadline: Ins
         Err(error) => return Err(error.to_string()),
     };
 
-    // If the server has reached its limit of connections, its close arrives one round trip after the connect. The
-    // connect took a round trip itself, so the probe waits for at least twice that time.
+    // If the server has reached its limit of connections, it closes this one, and the close arrives within about a
+    // round trip. The connect took one round trip, so the probe waits for at least twice the time of the connect.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
     match within_deadline(at_once, receive(&mut stream, &mut answer)).await {
@@ -237,7 +237,7 @@ async fn send(stream: &mut dyn ByteStream, bytes: &[u8]) -> io::Result<()> {
 async fn receive(stream: &mut dyn ByteStream, into: &mut Vec<u8>) -> io::Result<usize> {
     let mut next = [0; 1024];
     match stream.read(&mut next).await {
-        // A peer that closes the connection without a TLS close has ended the stream, too.
+        // A peer may also end the stream by closing the connection without a TLS close.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
         Err(error) => Err(error),
         Ok(read) => {

@@ -10,18 +10,18 @@ use crate::queue::quoted::quoted;
 /// The permissions on a node, for each kind of client.
 ///
 /// # Which clients can steal a lock
-/// `delete` and `create` are permissions of the *parent*. A client that may delete its own node in a lock directory may
-/// also delete the nodes of other clients there, that is, steal the lock. So allow only clients that you trust to use a
-/// lock's directory.
+/// `delete` and `create` are permissions of the *parent*. So a client that may delete its own node in a lock directory
+/// may also delete the nodes of other clients there, and steal the lock. Allow only clients that you trust to use the
+/// directory of a lock.
 ///
 /// - An ACL is set when a node is made, and this library never changes it afterwards. A directory that exists already
 ///   keeps its ACL. The server deletes a lock directory that has been empty for a while, and the next client creates it
-///   again. So protect the nodes above it, too. Otherwise a client that you do not trust may create it first, with an
-///   ACL of its own.
+///   again. So protect the nodes above the lock directory, too. Otherwise a client that you do not trust may be the
+///   first to create the lock directory again, with an ACL of its own.
 /// - A client that uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
 ///   [`DELETE`](Permissions::DELETE) on the directory, and [`READ`](Permissions::READ) on the nodes in it. Without
-///   `DELETE` the client can enter and not leave, and its nodes stay until its session ends.
-/// - A client that has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
+///   `DELETE`, the client can acquire the lock but not release it: its nodes stay until its session ends.
+/// - A client that has only [`READ`](Permissions::READ) can see the queue, and cannot steal the lock.
 ///
 /// ```
 /// use zk_rwlock::security::{Acl, Permissions};
@@ -33,7 +33,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Returns an ACL without permissions: a start for [`allow`](Acl::allow).
+    /// Returns an ACL without permissions. Add permissions by [`allow`](Acl::allow).
     pub fn nobody() -> Acl {
         Acl { entries: Vec::new() }
     }
@@ -65,7 +65,7 @@ impl Acl {
     }
 }
 
-/// The rights that this client's own ACL gives, and the users that the servers know this client as.
+/// This client's own ACL, and the users as which the servers know this client.
 #[derive(Clone, Debug)]
 pub(super) struct OwnRights {
     pub(super) acl: Acl,
@@ -106,8 +106,9 @@ impl OwnRights {
         self.acl.entries.iter().any(|mine| mine.permission().has(right) && about(mine))
     }
 
-    /// Returns whether the entry is about one of this client's users. In the scheme `digest`, a hash follows the name.
-    /// If the name of a user is not known, every entry of that user's scheme counts.
+    /// Returns whether the entry is about one of this client's users. In an entry of the scheme `digest`, a hash
+    /// follows the name. If the name of one of the users is not known, every entry of that user's scheme counts as
+    /// being about the user.
     fn is_own_user(&self, entry: &zk::Acl) -> bool {
         let is_name = |name: &String| entry.id().split(':').next() == Some(name);
         self.users.iter().any(|(scheme, name)| *scheme == entry.scheme() && name.as_ref().is_none_or(is_name))
@@ -168,9 +169,9 @@ impl Sasl {
     /// `service/host`. `service` is usually `zookeeper`. Without `host`, each server's name in the connect string is
     /// used.
     ///
-    /// This library does not renew the ticket. Without a valid ticket the next connection is refused. The library's
-    /// thread, which sends the heartbeats, also fetches a service ticket that is not in the cache yet. So locks may be
-    /// lost while a key distribution centre does not answer.
+    /// This library does not renew the ticket. Without a valid ticket the next connection is refused. If a service
+    /// ticket is not in the cache yet, the library's thread waits for the key distribution centre. The same thread
+    /// sends the heartbeats. So locks may be lost while the centre does not answer.
     ///
     /// Compile with `RUSTFLAGS="--cfg zk_rwlock_gssapi"`. That needs the headers of a GSSAPI library, and libclang.
     #[cfg(zk_rwlock_gssapi)]
@@ -201,7 +202,7 @@ impl Credentials {
             }
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, password } => {
-                // The client crate puts the user's name between quotation marks without escaping it.
+                // The client crate sends the user's name between quotation marks, and escapes no character in it.
                 let is_misread = user.is_empty() || user.contains(['"', '\\']);
                 let problem = "it must not be empty, nor contain quotation marks or backslashes";
                 let problem = is_misread.then(|| problem.to_owned()).or_else(|| invisible_char_problem(user, password));
@@ -218,7 +219,8 @@ impl Credentials {
         problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("{whose}: {problem}"))))
     }
 
-    /// Returns the scheme of this user's entries in an ACL, and the name in them if it is known.
+    /// Returns the scheme of the entries for this user in an ACL, and the user's name in these entries if the name is
+    /// known.
     pub(super) fn acl_user(&self) -> (&'static str, Option<String>) {
         match self {
             Credentials::Digest { user, .. } => ("digest", Some(user.clone())),
@@ -271,9 +273,9 @@ impl Credentials {
     }
 }
 
-/// Returns the reason if the name or the password is refused because it has a control character or a byte order mark.
-/// People do not see such a character, which usually comes from a file, and servers would take the text for another
-/// one.
+/// Returns a message if the name or the password has a control character or a byte order mark. Such a character usually
+/// comes from a file, and people do not see it. With the character, servers would take the text for another name or
+/// password.
 fn invisible_char_problem(user: &str, password: &str) -> Option<String> {
     let is_unseen = |c: char| c.is_control() || c == '\u{feff}';
     let whose = [("name", user), ("password", password)].into_iter().find(|(_, text)| text.contains(is_unseen));
@@ -285,9 +287,9 @@ fn invisible_char_problem(user: &str, password: &str) -> Option<String> {
     })
 }
 
-/// Returns the reason if a server would refuse the name or the password although it is right. A server hashes a text in
-/// ISO 8859-1 if that character set has all its characters (RFC 2831, section 2.1.2.1), but the client crate hashes
-/// every text in UTF-8. So the hashes of such a text differ unless it is ASCII.
+/// Returns a message if a server would refuse the name or the password although it is right. A server hashes a text in
+/// ISO 8859-1 if all characters of the text are in ISO 8859-1 (RFC 2831, section 2.1.2.1). The client crate hashes
+/// every text in UTF-8. So the two hashes of such a text differ, unless the text is ASCII.
 #[cfg(feature = "sasl-digest-md5")]
 fn hash_charset_problem(user: &str, password: &str) -> Option<String> {
     let differs = |text: &str| !text.is_ascii() && text.chars().all(|c| c <= '\u{ff}');

@@ -12,8 +12,8 @@ pub(super) const ENCRYPTED: &str = "tcp+tls://";
 /// The port of a server without a port in the connect string.
 const PORT: u16 = 2181;
 
-/// The most bytes of the root, which is the path at the end of the connect string. A request may contain the root
-/// several times, and servers accept a megabyte by default.
+/// The most bytes of the root, which is the path at the end of the connect string. The limit is low because a request
+/// may contain the root several times, and servers accept requests of at most a megabyte by default.
 const LONGEST_ROOT: usize = 65_536;
 
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
@@ -37,8 +37,8 @@ pub(super) struct Server {
 }
 
 impl ConnectString {
-    /// Parses a connect string. This parser is stricter than the client crate's, which accepts `::::` as a host. The
-    /// crate would then try to resolve that host until its timeout.
+    /// Parses a connect string. This parser is stricter than the parser of the client crate, which accepts `::::` as a
+    /// host, and would try to look up that host until its timeout.
     pub(super) fn parse(text: &str) -> Result<ConnectString, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = last + scheme_of(&text[last..]).map_or(0, str::len);
@@ -68,7 +68,7 @@ impl ConnectString {
         &self.text[..self.root]
     }
 
-    /// Returns the root: the path below which all nodes lie. Empty if there is none.
+    /// Returns the root: the path below which all nodes lie. Empty if the connect string has no path.
     pub(super) fn root(&self) -> &str {
         &self.text[self.root..]
     }

@@ -32,21 +32,23 @@ use crate::zookeeper::translate::{self, commit, create_mode, is_removal};
 use crate::zookeeper::watches::WatchKind;
 
 /// The most bytes that the paths of a session's ephemeral nodes may have together: half of the largest request that a
-/// server accepts. The transaction that ends a session lists these nodes, and adds some bytes to each path. A server
-/// cannot start again if its log has a request that is larger than the server accepts (ZOOKEEPER-4306).
+/// server accepts. The transaction that ends a session lists these paths, with some more bytes for each. If this
+/// transaction is larger than the server accepts, the server cannot start again, because it cannot read its own log
+/// (ZOOKEEPER-4306).
 const OWN_BYTES_MAX: usize = REQUEST_LIMIT / 2;
 
-/// [`keep_alive`] begins to watch a node of this session when the node is between this age and twice this age. Most
-/// nodes of short holds are gone by then and cost no watch. The value is a guess, which nobody has measured.
+/// [`keep_alive`] watches the nodes of this session that are older than this. It begins to watch a node at the latest
+/// at twice this age. Most nodes of short holds are gone by then, and cost no watch. The value is a guess, and was not
+/// measured.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
     pub(super) connections: Arc<SessionConnections>,
-    /// A channel whose sender is dropped when the session has no connection any more, and will have none.
+    /// A channel whose sender is dropped when the session has lost its last connection and will not get another.
     pub(super) follower: watch::Receiver<()>,
-    /// For how many more bytes of paths of ephemeral nodes the session has room.
+    /// A counter of the bytes of [`OWN_BYTES_MAX`] that are not reserved.
     room: Arc<Semaphore>,
-    /// Whether the acquisition for which the session was opened has not taken its slot yet.
+    /// `true` until the acquisition for which the session was opened has reserved the bytes for its node.
     is_fresh: AtomicBool,
 }
 
@@ -100,11 +102,11 @@ impl ZooKeeperSession {
         Ok(session)
     }
 
-    /// Reserves room for ephemeral nodes whose paths have this many bytes without the root. Returns `None` if too
-    /// little room is free.
+    /// Reserves bytes of [`OWN_BYTES_MAX`] for ephemeral nodes whose paths have `own_bytes` bytes without the root.
+    /// Returns `None` if too few bytes are free.
     pub(super) fn reserve_slot(self: &Arc<Self>, own_bytes: usize) -> Option<SessionSlot> {
-        // The server counts each path with the root in front. A slot has at most two nodes: a contender for permits has
-        // a place in the queue, and then a permit.
+        // The server puts the root in front of each path. One reservation is for at most two nodes: a contender for
+        // permits has a node in the queue, and later the node of its permit.
         let bytes = if own_bytes == 0 { 0 } else { own_bytes + 2 * self.connections.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
@@ -142,8 +144,8 @@ impl ZooKeeperSession {
         })
     }
 
-    /// Returns whether a contender uses the session: it has reserved bytes of [`OWN_BYTES_MAX`] for its node, or it is
-    /// the one for which the session was opened, and has not reserved them yet.
+    /// Returns whether a contender uses the session. It does so if it has reserved bytes of [`OWN_BYTES_MAX`] for its
+    /// node. The contender for which the session was opened uses the session even before it has reserved any.
     pub(super) fn is_in_use(&self) -> bool {
         self.room.available_permits() < OWN_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }
@@ -209,8 +211,8 @@ impl Session for ZooKeeperSession {
         if self.connections.root_bytes == 0 {
             return Box::pin(ready(Ok(())));
         }
-        // If the root exists already, this request only reads, and no quorum answers. So the request counts as a read,
-        // whether the root exists or not.
+        // If the root exists already, this request only reads, and its answer does not come from a quorum. So the
+        // request always counts as a read.
         self.send_request(RequestKind::Read, "/", |client, it, _| make_root(client, it))
     }
 
@@ -341,7 +343,8 @@ async fn make_root(client: Arc<zk::Client>, it: Arc<SessionConnections>) -> Resu
     while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
         above = parent(above);
     }
-    // Other errors name paths below the root. This error names a path above the root, so it also says what the root is.
+    // The paths in other errors do not contain the root. The path in this error lies above the root, so the error also
+    // says what the root is.
     let above = format!("{above} (the connect string's {root} is missing)");
     Err(it.translate_error(error, ("CREATE", &above)))
 }

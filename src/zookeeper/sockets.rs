@@ -1,13 +1,14 @@
 //! Sets `TCP_NODELAY` on a new connection to a server.
 //!
 //! Without the option, a small request waits until the previous one is acknowledged (Nagle's algorithm), which takes a
-//! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
-//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option, and this file
-//! unnecessary.
+//! round trip. So two requests that are sent together would take two round trips. The client crate neither sets the
+//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the crate set the option. With that patch, this
+//! file would not be needed.
 //!
-//! A system gives a new socket the lowest file descriptor that is free. So this module compares the sockets near that
-//! number before and after the crate has connected, and sets the option on the new ones to this server. If the socket
-//! is not found, and on other systems than Linux, a request may wait for the previous one's acknowledgement.
+//! A system gives a new socket the lowest file descriptor that is free. So before the crate connects, this module looks
+//! for the lowest free number, and notes the sockets near that number. After the crate has connected, it sets the
+//! option on each new socket near that number that is connected to this server. If the socket is not found, and on
+//! systems other than Linux, a request may wait until the previous request is acknowledged.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -16,8 +17,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use nix::sys::socket::sockopt::TcpNoDelay;
 use nix::sys::socket::{SockaddrStorage, getpeername, setsockopt};
 
-/// How many file descriptors below and above the lowest free one are looked at. The new socket may get another
-/// descriptor than the lowest, because other threads open and close files.
+/// How many file descriptors below and above the lowest free one are looked at. Other threads open and close files
+/// meanwhile, so the new socket may get another descriptor than that one.
 const BELOW: RawFd = 32;
 const ABOVE: RawFd = 96;
 
@@ -34,8 +35,9 @@ impl SocketSnapshot {
         SocketSnapshot { lowest, before: peers_near(lowest).collect() }
     }
 
-    /// Sets the option on the sockets that are not in the snapshot, and returns on how many this has succeeded. Only
-    /// sockets to `address` count, or, without an address, sockets to `port`.
+    /// Sets `TCP_NODELAY` on the sockets that are not in the snapshot and that are connected to `address`. If `address`
+    /// is `None`, takes the sockets that are connected to any address with this `port`. Returns on how many sockets the
+    /// option was set.
     pub(super) fn set_nodelay_on_new(&self, address: Option<SocketAddr>, port: u16) -> usize {
         let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
         let is_to =
@@ -57,8 +59,9 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
 /// Returns the peer's IP address and port; `None` if the file descriptor is not a connected IP socket.
 ///
 /// Another thread may close the descriptor at any time, and the system may then give the same number to another file. A
-/// duplicate by `pidfd_getfd` would prevent this, but containers refuse that call by default (seccomp, without
-/// CAP_SYS_PTRACE). So this module uses the functions of `nix` that take a bare number.
+/// duplicate of the descriptor, made by `pidfd_getfd`, would prevent this. But containers refuse that call by default
+/// (seccomp, without CAP_SYS_PTRACE). So this module calls the functions of `nix` that take the bare number of a
+/// descriptor.
 fn peer_of(number: RawFd) -> Option<SocketAddr> {
     let peer = getpeername::<SockaddrStorage>(number).ok()?;
     let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));

@@ -22,12 +22,12 @@ use crate::telemetry::debug::debug;
 /// A server's certificate must be signed by a trusted authority, and carry the server's name or address as the connect
 /// string has it. This check cannot be switched off.
 ///
-/// Encryption is by rustls, with the process's default `CryptoProvider`, or with `aws-lc-rs` if none was installed
-/// when the first `Tls` is made.
+/// rustls encrypts the connection, with the process's default `CryptoProvider`. If no default is installed when the
+/// first `Tls` is made, `aws-lc-rs` becomes the default.
 ///
 /// # Clone
-/// Clones share their certificates. A renewal applies to all clones, and to all later connections of clients that use
-/// them.
+/// Clones share their certificates. If certificates are renewed on one clone, the later connections of all clients with
+/// any of the clones use the new certificates.
 ///
 /// # Examples
 ///
@@ -69,8 +69,8 @@ impl Tls {
     /// `/etc/ssl/certs/ca-certificates.crt`.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when the PEM text is broken, when a revocation list in it is, or when it holds no
-    /// certificate that can be trusted. An unusable certificate among usable ones is skipped.
+    /// [`Error::InvalidInput`] when the PEM text or a revocation list in it is broken, or when the text holds no
+    /// certificate that can be trusted. An unusable certificate next to usable ones is skipped.
     pub fn from_ca_pem(pem: &str) -> Result<Tls, Error> {
         let (ca, verifier) = parse_ca(pem)?;
         let certs = zk::TlsCerts::builder().with_ca(ca).build();
@@ -82,9 +82,9 @@ impl Tls {
     /// the chain to an authority. `key` is the private key of the client's own certificate.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is malformed or cannot be used,
-    /// or when the two do not belong together. For common forms that cannot be used, such as an encrypted key, the
-    /// error names the form and the command that makes the right one.
+    /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when the certificate or the key is
+    /// malformed or cannot be used, or when the two do not belong together. For common forms that cannot be used, such
+    /// as an encrypted key, the error names the form, and the command that converts it.
     pub fn identity_pem(self, certificate: &str, key: &str) -> Result<Tls, Error> {
         self.renew_identity_pem(certificate, key)?;
         Ok(self)
@@ -116,7 +116,8 @@ impl Tls {
         self.probe_certs.lock().identity.is_some()
     }
 
-    /// Returns the TLS configuration for the probes' handshakes. It has the same certificates as the client crate's.
+    /// Returns the TLS configuration for the probes' handshakes. The certificates are the same as those of the client
+    /// crate.
     pub(super) fn rustls_config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(crypto_provider()).with_safe_default_protocol_versions()?;
         let own = self.probe_certs.lock();
@@ -200,8 +201,8 @@ fn without_byte_order_mark(pem: &str) -> &str {
     pem.trim_start_matches('\u{feff}')
 }
 
-/// Returns what is wrong with a PEM text that could not be read: the advice for its form if that is in [`UNUSABLE`], or
-/// else `problem`, with a hint if the text is no PEM text.
+/// Returns what is wrong with a PEM text that could not be read. If the text has a form in [`UNUSABLE`], returns the
+/// advice for that form. Otherwise returns `problem`, with a hint if the text is no PEM text.
 fn why_unreadable(pem: &str, problem: &dyn fmt::Display) -> String {
     match UNUSABLE.iter().find(|(sign, _)| pem.contains(sign)) {
         Some((_, cure)) => (*cure).to_owned(),
@@ -220,8 +221,8 @@ fn parse_ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> 
         |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {}", why_unreadable(pem, problem)));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        // The result of `add` is ignored, because a bundle may contain unusable certificates, which the client crate
-        // skips, too.
+        // The result of `add` is ignored, because a bundle may contain unusable certificates. The client crate skips
+        // them, too.
         let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
     }
     if roots.is_empty() {

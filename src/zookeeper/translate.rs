@@ -53,8 +53,8 @@ pub(super) async fn commit(
     Ok((outcomes, zxids.into_iter().max().unwrap_or_default()))
 }
 
-/// Reads the data of several nodes in one request, which is sent in the first poll. `None` for a node that does not
-/// exist or that this client may not read.
+/// Reads the data of several nodes in one request, which is sent in the first poll. The result is `None` for a node
+/// that does not exist or that this client may not read.
 pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Result<Contents, zk::Error> {
     let mut reader = client.new_multi_reader();
     paths.iter().try_for_each(|path| reader.add_get_data(path))?;
@@ -87,7 +87,7 @@ fn outcome_and_zxid(result: zk::MultiWriteResult) -> (Outcome, i64) {
 /// `ConnectionLoss`. In both cases the request may have been executed.
 ///
 /// `SessionMoved` and `Throttled` are temporary refusals. They are mapped to an unknown outcome, because a request with
-/// an unknown outcome is retried and the session lives on.
+/// an unknown outcome is sent again, and the session goes on.
 ///
 /// `right` is the right that the request needs on `node`. `whom` describes the client's user.
 pub(super) fn translate_error(error: zk::Error, (right, node): (&'static str, &str), whom: &str) -> Failure {
@@ -110,8 +110,9 @@ pub(super) fn translate_error(error: zk::Error, (right, node): (&'static str, &s
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
-        // The crate uses these words for a request that was dropped with the crate's queue. By then, the crate's
-        // `Depot::error` has answered each request that was sent, so this request was not sent.
+        // The crate uses these words for a request that was still in the crate's queue when the queue was dropped. Each
+        // request that was sent has got an answer from the crate's `Depot::error` before. So a request with these words
+        // was not sent.
         zk::Error::UnexpectedError(words) if words.starts_with("BUG: ") && words.ends_with("but got none") => {
             Failure::Unknown(NOT_SENT.to_owned())
         }
@@ -134,8 +135,8 @@ pub(super) fn translate_created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time_from_millis(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
-/// Converts a time of the ensemble's clock, in milliseconds since 1970. The sign is dropped, and a time too late to be
-/// printed becomes the latest time that can be printed.
+/// Converts a time of the ensemble's clock, in milliseconds since 1970. The sign is dropped. A time that is too late to
+/// be printed becomes the latest time that can be printed.
 pub(super) fn time_from_millis(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_WRITTEN)
 }
@@ -145,19 +146,18 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        // While the client crate connects, it turns network errors into timeouts. So `Custom` here is an error about
-        // certificates, and no request was sent yet.
+        // While the client crate connects, it reports network errors as timeouts. So `Custom` here is an error about
+        // certificates. No request was sent yet.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
         error => Failure::Unreachable(format!("{servers}: {error}")),
     }
 }
 
-/// The outcome of a request that the client crate still had in its queue when the connection broke, and so had not
-/// sent.
+/// The message for a request that the client crate had not sent yet when the connection broke.
 const NOT_SENT: &str = "the connection broke before the request was sent";
 
-/// Returns whether the request of this failure was not sent. The answer may be wrong if the library itself has given up
-/// the request's connection.
+/// Returns whether the request that ended in `failure` was not sent. If the library itself has given up the connection
+/// of the request, the answer may be wrong.
 pub(super) fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::Unknown(words) if words == NOT_SENT)
 }

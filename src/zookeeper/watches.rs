@@ -1,10 +1,10 @@
-//! The watches of one session. The watches outlive the connections of the session. After a reconnect, one read for each
-//! [`WatchKey`] arms its watch again, however many tasks wait for the event.
+//! The watches of one session. The watches outlive the connections of the session. After a reconnect, the watch of each
+//! [`WatchKey`] is armed again by one read, however many tasks wait for its event.
 //!
-//! The client crate has a watcher for each watch that was armed on a connection. These watchers are polled on the
-//! library's thread only: when they are armed, and right after the crate has received something
-//! ([`Watches::deliver_events`]). So an event is delivered before any later answer. Once their connection is lost, the
-//! watchers are dropped ([`Watches::disarm_all`]), because a poll would panic.
+//! The client crate gives a future, the watcher, for each watch that was armed on a connection. The watchers are polled
+//! on the library's thread only: when they are armed, and right after the crate has received something
+//! ([`Watches::deliver_events`]). So an event reaches its waiters before any answer that the server sent later. Once
+//! their connection is lost, the watchers are dropped ([`Watches::disarm_all`]), because a poll would panic.
 //!
 //! The read after a reconnect never causes the event [`Event::Changed`]. Waiters take that event for the release of the
 //! lock, but a changed stat does not prove a release.
@@ -32,8 +32,8 @@ pub(super) enum WatchKind {
 /// A watched path, and what the watch on it is set on.
 pub(super) type WatchKey = (Arc<str>, WatchKind);
 
-/// The two transaction ids of a stat that show a change of what is watched. They are compared only for equality,
-/// because the ids of a restored ensemble go back.
+/// The two transaction ids of a stat that show a change of what is watched. The ids are compared only for equality: if
+/// the ensemble is restored from a backup, later ids may be lower than earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SeenZxids(i64, i64);
 
@@ -55,8 +55,8 @@ pub(super) struct Watches {
 #[derive(Default)]
 struct WatchSlots {
     by_key: HashMap<WatchKey, WatchSlot>,
-    /// How often the watches were disarmed. A watcher that was armed at a lower number is of an earlier connection, and
-    /// is not polled.
+    /// How often the watches were disarmed. If a watcher was armed when this number was lower, it belongs to an earlier
+    /// connection, and is not polled.
     disarmed: u64,
 }
 
@@ -82,13 +82,14 @@ impl Wake for FiredKeyWaker {
 }
 
 /// Removed slots, and the events of their waiters. The slots are dropped only after [`WatchSlots`] is unlocked, because
-/// the drop of a waiter wakes the caller's task, and the caller's waker may use the watches.
+/// the drop of a waiter wakes the task that waits for the event, and the waker of that task may lock the watches.
 type OutgoingEvents = Vec<(WatchSlot, Event)>;
 
 fn send_events(outgoing: OutgoingEvents) {
     for (slot, event) in outgoing {
         for waiter in slot.waiters {
-            // The event wakes the waiter's task. The waker is the user's code, and may panic.
+            // Sending the event wakes the task that waits for it. The waker of that task is the user's code, and may
+            // panic.
             let _panicked = catch_panic(|| waiter.event.send(event));
         }
     }
@@ -129,7 +130,7 @@ impl Watches {
         self.slots.lock().disarmed
     }
 
-    /// Adds a watch that was armed by a read with the result `stat`, on the connection number `connection`.
+    /// Adds a watch, which was armed by a read on the connection number `connection`. The read has returned `stat`.
     pub(super) fn add(
         self: &Arc<Self>,
         key: WatchKey,
@@ -142,13 +143,14 @@ impl Watches {
         let is_past = connection != slots.disarmed;
         let slot = slots.by_key.entry(key.clone()).or_default();
         slot.waiters.push(WatchWaiter { seen, event: sender });
-        // All watchers of one key fire together, so one is enough. A watcher of a lost connection must not be polled.
+        // One watcher for each key is enough, because all watchers of one key fire together. A watcher of a lost
+        // connection must not be polled.
         if slot.watcher.is_some() || is_past {
             drop(slots);
             drop(watcher);
         } else {
             slot.watcher = Some(Box::pin(watcher.changed()));
-            // The event may have come together with the answer.
+            // The event may have come already, together with the answer to the read.
             slots.poll_watcher(&key, &self.fired, &mut outgoing);
             drop(slots);
         }
@@ -172,7 +174,7 @@ impl Watches {
         send_events(outgoing);
     }
 
-    /// Drops the watchers of the present connection, which is lost. The watches stay.
+    /// Drops the watchers of the connection that is lost. The watches stay, and are armed again on the next connection.
     pub(super) fn disarm_all(&self) {
         let mut slots = self.slots.lock();
         slots.disarmed += 1;
@@ -196,9 +198,9 @@ impl Watches {
     }
 
     /// Records the answer to the read that arms a slot again: the stat of the node, if the node exists, and the crate's
-    /// watcher. Sends [`Event::LookAgain`] to each waiter for which the node has changed, [`Event::Deleted`] to all if
-    /// the node is gone, and [`Event::LookAgain`] to all if the server refused the read. Fails if the outcome of the
-    /// read is unknown, or the session is over.
+    /// watcher. Sends [`Event::LookAgain`] to each waiter that has seen another state of the node. If the node is gone,
+    /// sends [`Event::Deleted`] to all waiters. If the server refused the read, sends [`Event::LookAgain`] to all.
+    /// Fails if the outcome of the read is unknown, or the session is over.
     pub(super) fn record_rearm_answer(
         &self,
         key: &WatchKey,
@@ -220,7 +222,8 @@ impl Watches {
                     }
                 }
             }
-            // The watcher on the missing node is dropped, and the crate then removes the watch.
+            // The read has set a watch on the missing node. Here its watcher is dropped, and the crate then removes the
+            // watch.
             Ok((None, _)) | Err(Failure::NoNode) => slots.remove_with_event(key, Event::Deleted, &mut outgoing),
             Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
             Err(_) => slots.remove_with_event(key, Event::LookAgain, &mut outgoing),
@@ -231,7 +234,7 @@ impl Watches {
     }
 }
 
-/// A watch that is removed when its future is dropped.
+/// One waiter of a watch. When this value is dropped, the waiter is removed, and with the last waiter also the watch.
 struct ArmedWatch {
     watches: Arc<Watches>,
     key: WatchKey,
