@@ -36,7 +36,7 @@ use crate::validation;
 
 /// How often, at most, one acquisition enters the queue again because the directory's sequence numbers are used up. One
 /// try may not suffice: only an empty directory can be deleted, and another contender may enter the old directory
-/// before it is deleted.
+/// before the deletion.
 const RESTARTS: u32 = 8;
 
 /// How often, at most, an acquisition whose turn has come asks a quorum whether its node exists. It asks again while
@@ -89,8 +89,8 @@ impl AcquireOptions {
 }
 
 /// A function that an acquisition calls once its node exists, if the process may keep that node between uses. The
-/// second argument is a watch on the lock's directory. It fires when another contender requests that such nodes be
-/// given up. The argument is `None` if it is not sure that the watch is armed.
+/// second argument is a watch on the lock's directory, which fires when another contender requests that such nodes be
+/// given up. The argument is `None` if it is unknown whether the watch is armed.
 pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
 /// The reads that were sent right after the create of the node: the answer to the listing of the queue, and the early
@@ -203,7 +203,7 @@ impl Acquisition {
             entry: &entry,
             view,
             waiter: Waiter::new(entry.node_name(), self.config.dialect.signals_release(), if_taken),
-            // If the time for the warning came before the acquisition entered the queue, `warn_if_slow` has logged it.
+            // If the warning was due before the acquisition entered the queue, `warn_if_slow` has logged the warning.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
             denials: RetryLimit::DENIALS,
@@ -260,9 +260,9 @@ impl Acquisition {
             // reply to the create is lost. Each try uses another tag, because an earlier try may have created a node
             // that belongs to an earlier session.
             let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
-            // A session has limited room for the paths of its ephemeral nodes, because the transaction that ends the
-            // session lists them all. The session slot reserves room for the contender's node in the queue and, for a
-            // semaphore, its permit node.
+            // The paths of a session's ephemeral nodes may have only a limited number of bytes, because the transaction
+            // that ends the session lists them all. So bytes are reserved for the path of the contender's node in the
+            // queue and, for a semaphore, the path of its permit node.
             let name = "/".len() + tag.len() + LONGEST_MARKER.len() + "0000000000".len();
             let permit = config.paths.permits.as_ref().map_or(0, |permits| permits.len() + name);
             let own_bytes = config.directory.len() + name + permit;
@@ -388,10 +388,10 @@ impl Acquisition {
                 false => self.grant_once_confirmed(entry, grant).await,
             };
         }
-        // The hand-off by which the predecessor granted us the lock may not be confirmed yet. If another client's write
-        // to our node has fired the watch on our node, a later removal of our node would go unnoticed. So without that
-        // watch, a quorum must first confirm that our node exists. If our node is known to be lost, no quorum is asked,
-        // because `hold_if_lease_valid` fails then.
+        // While the hand-off that granted us the lock is not confirmed, we rely on the watch on our node to learn of
+        // its removal. But another client's write to our node may have used up this watch. In that case, a quorum must
+        // first confirm that our node exists. If our node is known to be lost, no quorum is asked, because
+        // `hold_if_lease_valid` then fails.
         let may_miss_removal =
             grant.unconfirmed_predecessor().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
         if !may_miss_removal && self.hold_if_lease_valid(entry, &grant)? {
@@ -443,9 +443,10 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the trace of a hold. If the lock's options ask for them, also starts the time limit of the hold and the
-    /// task that warns of a long hold. For a node that the process may keep between uses, starts none of these, because
-    /// each use starts its own. Only sets how long a use may last, and adds the token to the acquisition's trace.
+    /// Starts the trace of a hold. Also starts the time limit of the hold, and the task that warns of a long hold, if
+    /// the lock's options set them. But if the process may keep the node between uses, starts none of the three,
+    /// because each use starts its own. Then only sets how long a use may last, and adds the token to the acquisition's
+    /// trace.
     fn begin_hold(&self, hold: &Contender) {
         if let Some(longest) = self.config.max_hold {
             hold.limit_each_hold(longest);
@@ -595,10 +596,10 @@ impl Acquisition {
         }
     }
 
-    /// Lists the queue, and asks the ensemble's leader whether the first contenders ahead exist. If one does not exist,
-    /// connects to another server if this client's server still lists that contender, and wakes a waiter for permits,
-    /// which then reads the permits again. Asks nothing if the listing fails. Returns `false`, and sends nothing, if
-    /// `view` has no listing yet.
+    /// Lists the queue, and asks the ensemble's leader whether the first contenders ahead exist. If one of them does
+    /// not exist, wakes a waiter for permits, which then reads the permits again. If this client's server still lists
+    /// that contender, connects to another server first. Asks nothing if the listing fails. Returns `false`, and sends
+    /// nothing, if `view` has no listing yet.
     async fn check_contenders_ahead(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
@@ -617,7 +618,7 @@ impl Acquisition {
         listing::list(session, &self.config.directory).await.ok()
     }
 
-    /// Lists the queue, reads the nodes of the first contenders ahead, and stores these contenders in `view`, with the
+    /// Lists the queue, and reads the nodes of the first contenders ahead. Stores these contenders in `view`, with the
     /// hosts and labels that could be read. Changes nothing if the listing fails, or if `view` has no listing yet.
     async fn read_blockers(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();

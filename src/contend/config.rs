@@ -31,8 +31,8 @@ pub(crate) struct LockConfig {
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Whether a warning was logged that a write has failed by which this client requests other processes to give up
-    /// the nodes that they keep between uses. Only the first such failure is logged.
+    /// By a write to the directory, this client asks other processes to give up the nodes that they keep between uses.
+    /// This flag says whether a failure of such a write was logged: only the first failure is logged.
     pub(crate) has_warned_of_ask: Arc<AtomicBool>,
     pub(crate) warnings: Arc<WaitWarnings>,
     pub(crate) path_label: Arc<PathLabel>,
@@ -51,9 +51,9 @@ impl LockConfig {
 
     /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of
     /// a semaphore, whose node has data. `names` are the children of the node at that path, and `directory` is its
-    /// stat. Reads the data of the node only if they may be a number of permits by their length. Without a stat, reads
-    /// them only if a child is named like a directory of a semaphore. Also fails if the read fails, unless this client
-    /// has no right to read the node.
+    /// stat. Reads the data of the node only if their length fits a number of permits. Without a stat, reads the data
+    /// only if a child is named like a directory of a semaphore. Also fails if the read fails, unless this client has
+    /// no right to read the node.
     pub(crate) async fn fail_if_other_use(
         &self,
         session: &Arc<dyn Session>,

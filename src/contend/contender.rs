@@ -30,8 +30,8 @@ use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::validation;
 
-/// While a holder waits for contention, changes of the queue cause at most one listing in this time: at most 50 a
-/// second.
+/// While a holder waits until another contender waits for it, changes of the queue cause at most one listing in this
+/// time: at most 50 listings a second.
 const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
 /// A contender before the grant, and the hold after the grant. It owns its node from the create on. Variables of this
@@ -115,9 +115,9 @@ impl Contender {
             Err(failure) => {
                 let is_own = |name: &String| self.node.tag().is_tag_of(name);
                 let is_listed = listing.as_ref().is_ok_and(|names| names.iter().any(is_own));
-                // Although the create failed, it may have made the node, and perhaps before the watch was armed. A
-                // request to give up the node may then have been missed, so the watch is dropped. If the node is found
-                // later, the process does not keep it between uses, because there is no watch.
+                // The failed create may still have made the node, perhaps before the watch was armed. A request to give
+                // up the node may then have been missed, so the watch is dropped. If the node is found later, the
+                // process does not keep it between uses, because there is no watch.
                 let (step, _unlocked) = self.node.change(|it| {
                     let step = it.state.not_created(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
@@ -144,7 +144,7 @@ impl Contender {
     }
 
     /// Removes the persistent nodes that this contender created, the last one first. Called after a server has refused
-    /// a request for lack of rights. If the ACL that this client gave these nodes keeps this client out, it would keep
+    /// a request for lack of rights. An ACL that this client gave these nodes and that keeps this client out would keep
     /// other clients out, too. Returns whether a node was removed. Ignores deletes that fail. ZooKeeper deletes only
     /// nodes without children, so no other client's node is lost.
     pub(crate) async fn remove_own_directories(&self) -> bool {
@@ -185,8 +185,8 @@ impl Contender {
     }
 
     /// Starts the removal of the orphans among these children. An orphan is a node that an earlier create of this
-    /// contender made although the reply was lost. The children must come from a listing that this session sent after a
-    /// write that is later than that create. A server carries out the requests of a session in order, so such a listing
+    /// contender made although the reply was lost. This session must have sent that create first, then some write, and
+    /// then the listing of these children. A server carries out the requests of a session in order, so the listing
     /// shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
@@ -370,7 +370,8 @@ impl Contender {
     }
 
     /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `false`
-    /// if the node of `first` is gone, and `true` if the nodes do not show how many permits are free or asked for.
+    /// if the node of `first` is gone. Returns `true` if it cannot be read how many permits are free, or how many
+    /// `first` asks for.
     async fn are_too_few_free_for(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
@@ -517,7 +518,7 @@ impl Deref for Contender {
 }
 
 /// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the
-/// last poll. `lost` is ready at a loss. It wakes the caller's task, and ends the wait, too.
+/// last poll. The future `lost`, which is ready at a loss, wakes the caller's task and also ends the wait.
 ///
 /// After the process was paused, a reply that `work` awaits may wake the task before `lost` does, although the lease
 /// has run out. So `loss`, which reads the clock, is called before each poll of `work`, and once more when `work` is

@@ -14,10 +14,10 @@ fn ancestors_and_self(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Creates the directory at `path` and its parents, if they are missing, and before them the path at the end of the
-/// connect string. The parents are persistent nodes. The directory itself is a container, which servers delete after it
-/// was empty for a while, or with `has_to_stay` a persistent node. Calls `made` for each directory that this function
-/// created, except the path of the connect string.
+/// Creates what is missing of three things: the path at the end of the connect string, the parents of the directory,
+/// and the directory at `path`. The parents are persistent nodes. The directory itself is a container, which servers
+/// delete after it was empty for a while. With `has_to_stay`, it is a persistent node. Calls `made` for each directory
+/// that this function created, except the path of the connect string.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,

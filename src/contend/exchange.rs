@@ -72,7 +72,8 @@ impl Contender {
                 }
                 Err(failure) => failure,
             };
-            // After an unknown outcome the node stays marked as moving, because either of the two nodes may exist.
+            // After an unknown outcome the node stays marked as moving, because the WRITE node or the READ node may
+            // exist.
             if !matches!(failure, Failure::Unknown(_)) {
                 self.node().end_replacement(NodeState::cancel_move);
             }

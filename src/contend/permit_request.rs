@@ -10,7 +10,8 @@
 //!
 //! To save a round trip, a new contender sends an early read right after its create and its listing. If the listing
 //! shows the contender as the head, the early read counts as a read after that moment, because no read of a session
-//! shows an older state than an earlier read of the session. A reconnect between the two does not matter.
+//! shows an older state than an earlier read of the session. A reconnect between the listing and the early read does
+//! not matter.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -68,8 +69,8 @@ impl PermitRequest {
     }
 
     /// Fails if the request is for no permits, or for more than the semaphore has. Asks the ensemble for the number of
-    /// permits only if the number that this handle knows does not settle this. If the semaphore's node exists and has
-    /// no number yet, tries to write the number.
+    /// permits only if the number that this handle knows does not show whether the request is for too many. If the
+    /// semaphore's node exists and has no number yet, tries to write the number.
     pub(crate) async fn check_before_queueing(&self) -> Result<(), Error> {
         if !self.state.check_count(self.count)? {
             return Ok(());
@@ -119,9 +120,9 @@ impl PermitRequest {
         Ok(has_room)
     }
 
-    /// Awaits the early read. Returns `None` if the early read was not sent, or did not show the taken permits and
-    /// their number. The contender then reads them when it is the first in the queue. Fails, for example, if the
-    /// semaphore has fewer permits in all than requested, or if a lock has the same path.
+    /// Awaits the early read. Returns `None` if the early read was not sent, or did not show both the taken permits and
+    /// the number of all permits. The contender then reads both when it is the first in the queue. Fails, for example,
+    /// if the semaphore has fewer permits in all than requested, or if a lock has the same path.
     pub(crate) async fn await_early_read(
         &self,
         entry: &Contender,
@@ -195,8 +196,8 @@ impl PermitRequest {
 struct QueueHead<'a> {
     state: &'a SemaphoreState,
     entry: &'a Contender,
-    /// The id of the connection on which the head's node was created, and later of the connection of the last read. If
-    /// the connection has changed, the next read sends a sync first.
+    /// The id of the connection of the last read. Before the first read, the id of the connection on which the head's
+    /// node was created. If the connection has changed, the next read sends a sync first.
     connection: u64,
     /// The number of permits, the version of the semaphore's node, and the watch on that node. `None` if the number
     /// must be read.
@@ -312,9 +313,9 @@ impl<'a> QueueHead<'a> {
     ///
     /// - Without `queue`, a permit of the predecessor among `names` proves the signal, because only the head takes
     ///   permits. If there is none, the next read lists the queue, too.
-    /// - With `queue`, the ensemble's leader is asked whether those contenders in it exist whose numbers are not above
-    ///   the predecessor's. If one of them exists, the signal is forged: this contender is lost, and this method fails.
-    ///   If none exists, but `queue` shows some, the permits must be read again.
+    /// - With `queue`, the ensemble's leader is asked about each contender in `queue` whose number is at most the
+    ///   predecessor's. If one of them exists, the signal is forged: this contender is lost, and this method fails. If
+    ///   none exists, but `queue` shows some, the permits must be read again.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));

@@ -36,8 +36,8 @@ pub(crate) const TAKE: &str = "take a permit of";
 /// are deleted again and again.
 const CREATES: u32 = 64;
 
-/// How often the semaphore's path is listed, and the pause between two listings, before a contender of a lock at this
-/// path causes an error. A contender that is about to leave is usually gone by then.
+/// A contender of a lock at the semaphore's path causes an error only if each of this many listings, with this pause
+/// between two of them, shows such a contender. A contender that is about to leave is usually gone by then.
 const LISTINGS: u32 = 4;
 const LISTING_PAUSE: Duration = Duration::from_millis(100);
 
@@ -204,8 +204,8 @@ impl SemaphoreState {
     ///
     /// # Errors
     /// - [`Failure::NoNode`]: the node is missing, and there is no `maker`.
-    /// - [`PermitsError::Vanished`]: the node has no number, but the twin node has a copy of one, and this handle knows
-    ///   none, or another. So the number was deleted.
+    /// - [`PermitsError::Vanished`]: the node has no number, but the twin node has a copy of a number other than the
+    ///   one that this handle knows, if it knows one. So the number was deleted.
     /// - [`PermitsError::Unset`]: the node has no number, and this handle knows none.
     /// - [`PermitsError::Doubtful`]: the node has data that are no number.
     /// - The errors of [`SemaphoreState::record_number`] and [`SemaphoreState::write_number`].
@@ -386,8 +386,8 @@ impl SemaphoreState {
     }
 
     /// Adds to `rounds`, a count of disagreements of this client's server and the ensemble's leader about the node
-    /// `path`. The first disagreement may be due to a change at that moment. After each later one, connects to another
-    /// server if the two still disagree, and otherwise waits for a session timeout.
+    /// `path`. The first disagreement may be due to a change at that moment. After each later disagreement, connects to
+    /// another server if server and leader still disagree, and otherwise waits for a session timeout.
     pub(crate) async fn pause_after_disagreement(
         session: &Arc<dyn Session>,
         path: &str,

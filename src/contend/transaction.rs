@@ -169,10 +169,10 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // An unsettled write may still be carried out. As long as a node has one, a process that keeps the node between
-        // uses does not use it again. `begin_write` counts an unsettled write on each lock's node. The reply settles
-        // the write only on the nodes of the session that sent the transaction, because the requests of two sessions
-        // have no common order. On the nodes of other sessions, the write stays unsettled.
+        // `begin_write` counts an unsettled write on each lock's node: a write that may still be carried out. Until
+        // that write is settled, a process that keeps the node between uses does not use the node again. The reply
+        // settles the write only on the nodes of the session that sent the transaction, because the requests of two
+        // sessions have no common order. On the nodes of other sessions, the write stays unsettled.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
@@ -215,8 +215,8 @@ impl<'guard> Transaction<'guard> {
     }
 }
 
-/// Returns the error for a refused operation. `index` is its index among the caller's operations. If a create finds no
-/// node, its parent is missing, and the error says so.
+/// Returns the error for a refused operation. `index` is its index among the caller's operations. If a create failed
+/// with `NoNode`, the parent of its node is missing, and the error says so.
 fn refusal_error(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
         (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),

@@ -49,8 +49,8 @@ impl PendingAcquisition<'_> {
     /// reply to the listing that was sent right after the create, or `None` if the node was found by a later listing.
     /// `sent` is the early read of a semaphore's permits, if it was sent.
     ///
-    /// Returns how our turn came. Also returns what the early read showed, if the listing that was sent right before it
-    /// has shown our turn.
+    /// Returns how our turn came. Also returns what the early read showed, if the listing that was sent right before
+    /// the early read has shown our turn.
     ///
     /// The long steps are in boxed futures of their own, because there may be thousands of waiters, and each value in
     /// this future takes memory for each waiter.
@@ -188,8 +188,8 @@ impl PendingAcquisition<'_> {
     /// If only our own node cannot be watched, logs this.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
-    /// later release by the predecessor. The predecessor's watch is armed before the request about kept nodes, so that
-    /// the watch fires if the predecessor's node is given up.
+    /// later release by the predecessor. The predecessor's watch is armed before the request to give up nodes is sent,
+    /// so that the watch fires if the predecessor's node is given up.
     async fn arm_watches(&self, predecessor: &str, asks: bool, directory: Option<Stat>) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the
@@ -216,7 +216,7 @@ impl PendingAcquisition<'_> {
 
     /// Waits until the predecessor's node changes, is deleted or turns out to be missing. `watch` has the last two
     /// arguments of [`arm_watches`](PendingAcquisition::arm_watches). With `None` there is no watch. In both cases the
-    /// ensemble's leader is asked now and then.
+    /// ensemble's leader is asked now and then whether the node still exists.
     async fn until_departure(
         &self,
         predecessor: &Arc<str>,

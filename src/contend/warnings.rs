@@ -25,7 +25,8 @@ pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest time for the reads that find the contenders which block an acquisition. After this time, the warning is
-/// logged without names. An acquisition whose turn has come gets the same time before it is reported as not polled.
+/// logged without names. An acquisition whose turn has come has the same time to take the lock or permits, before it is
+/// reported as not polled.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
 /// The waiting acquisitions of one lock handle and its clones for which the time of the warning has not come yet. One
@@ -70,8 +71,8 @@ impl WaitWarnings {
     /// Adds a waiting acquisition, about which a warning is due at `due`. Starts the warning task if none runs.
     /// Dropping the returned value removes the acquisition.
     ///
-    /// A background task logs the warning, because the acquisition's own future may not be polled any more. Once the
-    /// turn of such an acquisition has come, it can block all contenders behind it, so its warning matters most.
+    /// A background task logs the warning, because the acquisition's own future may not be polled any more. If its turn
+    /// has come then, such an acquisition can block all contenders behind it, so this warning matters most.
     pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> WarningRegistration {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();

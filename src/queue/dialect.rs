@@ -46,9 +46,9 @@ use crate::queue::mode::{self, Mode, Place};
 /// the same way. All other children are ignored in every dialect.
 ///
 /// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
-/// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
-/// [kept](crate::RwLockBuilder::keep) node join that node. The next contender that queues up lists the queue, and
-/// fails.
+/// queue: in the native dialect a writer hands over to the waiter behind it, and a process that
+/// [keeps](crate::RwLockBuilder::keep) its node uses the lock again without a listing. The next contender that queues
+/// up lists the queue, and fails.
 ///
 /// This library refuses only contenders that it can recognize by their nodes' names. kazoo's plain `Lock` has the names
 /// of its `WriteLock` but does not wait for readers. So if there are readers, give `Lock` the argument
@@ -83,8 +83,8 @@ use crate::queue::mode::{self, Mode, Place};
 /// - **Access**: the waiters of every library, including this one, read the node that they wait for. If an
 ///   [`acl`](crate::ZooKeeperBuilder::acl) does not let a contender read that node, the contender fails instead of
 ///   waiting.
-/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask for kept
-///   nodes.
+/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask a process to
+///   give up the node that it keeps.
 /// - [`MultiLock`](crate::MultiLock), guarded transactions, tokens and the detection of a loss are as in the native
 ///   dialect.
 ///
@@ -343,7 +343,7 @@ fn trailing_sequences(name: &str) -> [Option<(&str, i64)>; 2] {
 }
 
 /// The end of the tag of a node that its process may keep between uses. The suffix is in the node's name, and not in
-/// its data, so that a listing alone tells a waiter whether to ask for the node.
+/// its data, so that a listing alone tells a waiter whether to ask the process to give the node up.
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A contender with this sequence number or a higher one deletes the directory when it leaves, if the directory is then
-/// empty, except in kazoo's dialect. The numbers of the next directory at this path start at zero.
+/// When a contender with this sequence number or a higher one leaves, it deletes the directory if the directory is then
+/// empty. The numbers of the next directory at this path start at zero. In kazoo's dialect, the directory stays.
 pub const RESTART_FROM: i64 = 1 << 30;
 
 /// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647,

@@ -15,10 +15,11 @@
 //!       AskLeader -- the leader agrees --> Evicted, Stuck or WouldBlock
 //! ```
 //!
-//! A server may lag behind the ensemble's leader. So a waiter asks the leader before it gives up because of a listing
-//! that lacks the waiter's own node, that shows the waiter's number twice, or that shows a predecessor of a waiter that
-//! must not wait. The leader is not asked in two cases: `List` leads to `Stuck` if the waiter's number is negative, and
-//! to the step `Foreign`, not shown above, if the queue has a contender of another dialect, whose rules may differ.
+//! A waiter gives up in three cases: the listing lacks the waiter's own node, or shows the waiter's number twice, or
+//! shows a predecessor although the waiter must not wait. Before the waiter gives up, it asks the ensemble's leader,
+//! because the server of the listing may lag behind. In two more cases the waiter gives up without asking. `List` leads
+//! to `Stuck` if the waiter's number is negative. `List` leads to the step `Foreign`, not shown above, if the queue has
+//! a contender of another dialect, whose rules may differ.
 //!
 //! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
@@ -152,9 +153,10 @@ where
     }
 }
 
-/// Returns whether `me`, a writer that waits for readers, has to ask for kept nodes (nodes that their processes keep
-/// between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because that writer
-/// itself asks for the nodes before it. A node in `closing` does not count, because its process is about to give it up.
+/// Returns whether `me`, a writer that waits for readers, has to ask processes to give up kept nodes (nodes that their
+/// processes keep between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because
+/// that writer itself asks for the nodes before its own. A node in `closing` does not count, because its process is
+/// about to give it up.
 pub(crate) fn has_kept_reader_ahead(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `looks_kept` comes first, because it rejects most names by their last characters, and a waiter may list 10,000
     // names.
@@ -185,8 +187,8 @@ pub(crate) fn place_and_length(me: &NodeName, queue: &[String]) -> (usize, usize
 }
 
 /// Returns the first waiter that `me`, a holder, excludes. If `has_left`, `me` has left the queue of a semaphore for
-/// its permits, and any contender in the queue counts as such a waiter. Their sequence numbers are not compared with
-/// that of `me`, because the numbers restart when the queue's directory is deleted and created again.
+/// its permits, and any contender in the queue counts as such a waiter. The sequence numbers of these contenders are
+/// not compared with that of `me`, because the numbers restart when the queue's directory is deleted and created again.
 ///
 /// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
 pub(crate) fn first_excluded_waiter(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
@@ -249,8 +251,8 @@ pub struct Waiter<C> {
     missing: Option<Arc<str>>,
     /// Whether a listing has shown a predecessor.
     has_waited: bool,
-    /// Whether a [`Step::Await`] of this waiter has asked for kept nodes (nodes that processes keep between uses), so
-    /// that no later step asks again.
+    /// Whether a [`Step::Await`] of this waiter has asked processes to give up the nodes that they keep between uses.
+    /// No later step asks again.
     has_asked: bool,
 }
 
@@ -397,8 +399,9 @@ impl<C: Borrow<NodeName>> Waiter<C> {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
                     Mode::Read => has_kept_reader_ahead(self.me.borrow(), names, closing),
                 };
-                // One write to the directory asks for all kept nodes (nodes that processes keep between uses) in it.
-                // The nodes ahead of this waiter are older than its own node, so a second write is never needed.
+                // One write to the directory asks all processes to give up the nodes that they keep between uses in it.
+                // All nodes ahead of this waiter are older than its own node, and so than this write. So a second write
+                // is never needed.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.missing.take_if(|missing| **missing != *nearest.as_str());
@@ -427,8 +430,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
         let was_missing = self.missing.take().is_some();
         match departure {
             // In the native dialect, a writer changes its node only after its turn has come, in the transaction that
-            // deletes the node. So no earlier contender is left, unless another client has forged the change, for which
-            // the grant is checked later. In another dialect, any client may change a node for any reason.
+            // deletes the node. So no earlier contender is left. Because another client may have forged the change, the
+            // grant is checked later. In another dialect, any client may change a node for any reason.
             Departure::Signalled if self.signals_release && predecessor.mode == Mode::Write => {
                 Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
             }

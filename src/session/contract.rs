@@ -55,9 +55,9 @@ pub(crate) fn directory_for_check_node(path: &str) -> &str {
 /// Only types of this library can implement this trait. Its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a session that is connected and alive now, in a [`SessionSlot`]. The slot reserves `own_bytes` bytes of
-    /// the session for the paths of the caller's ephemeral nodes. A session has a limited number of such bytes, because
-    /// the transaction that ends the session lists the paths of its nodes, and servers limit the size of a transaction.
+    /// Returns a session that is connected and alive now, in a slot. The slot reserves `own_bytes` bytes of the session
+    /// for the paths of the caller's ephemeral nodes. A session has a limited number of such bytes, because the
+    /// transaction that ends the session lists the paths of its nodes, and servers limit the size of a transaction.
     ///
     /// After a session ended, the next call opens a new one. While the session is disconnected, the call waits until
     /// the session is connected again or over.
@@ -174,7 +174,8 @@ impl SessionSlot {
 ///     [began](SessionStore::began). A request was certainly [answered](SessionStore::record_answer), or a quorum has
 ///     [acknowledged](SessionStore::acknowledged) it. The [connection](SessionStore::set_connected) was lost or is
 ///     back. A handshake has [resumed](SessionStore::resumed) the session. The session is [over](SessionStore::end).
-/// 12. **A server is left** by [`Session::leave_server`]. The session goes on at another server, if one answers.
+/// 12. **A server is left** by [`Session::leave_server`], which closes the connection. The session goes on at another
+///     server, if one answers.
 /// 13. **A session is called without a mutex.** The library holds none of its mutexes while it calls a method of a
 ///     session. So the session may wake tasks and report to its store inside that call, and a waker may poll its task
 ///     there.

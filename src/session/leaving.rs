@@ -5,7 +5,8 @@
 //! | step | answer | next step |
 //! |---|---|---|
 //! | `Coming` | the node was created | `Deleting` |
-//! | | the answer was lost or is `NoNode`, or it is another failure and the answer to an earlier create was lost | `Listing` |
+//! | | the answer was lost, or is `NoNode` | `Listing` |
+//! | | another failure, and the answer to an earlier create was lost | `Listing` |
 //! | | another failure | `Gone` |
 //! | `Deleting` | deleted, or `NoNode` to a repeated delete | the first that applies: `Deleting` the next listed node, `Listing`, `Restarting` (if the sequence numbers of the directory are nearly used up), `Gone` |
 //! | | the write that signals the release was refused | `Deleting`, without that write |

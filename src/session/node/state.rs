@@ -49,9 +49,9 @@ pub enum Phase {
     Left,
 }
 
-/// How many creates of one node may lose their answers, and how many may find no directory. One more ends the
-/// acquisition. There is a limit because a broken server could lose every answer, and because servers may delete the
-/// empty directory again before every create.
+/// The creates of one node may lose this many answers, and may find the directory missing this many times. One more
+/// such failure ends the acquisition. There is a limit because a broken server could lose every answer, and because
+/// servers may delete the empty directory again before every create.
 const CREATES_MAX: u8 = 64;
 
 /// The next step of an acquisition that has no node yet.
