@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::{Contender, LimitedUse};
 use crate::error::error::Error;
-use crate::keep::kept::{AcquisitionFuture, GiveUpReason, GrantedNode, KeptNode, wake};
+use crate::keep::kept::{AcquisitionFuture, GiveUpReason, GrantedNode, KeptNode, wake_all};
 use crate::keep::uses::UseState;
 use crate::observe::trace::HoldTrace;
 use crate::queue::mode::Mode;
@@ -81,7 +81,7 @@ impl KeptNodeCache {
                 found => return found,
             }
             let Some(kept) = self.new_node_unless_in_vain(mode) else {
-                give_up(before, GiveUpReason::Replaced);
+                give_up_node(before, GiveUpReason::Replaced);
                 return UseState::Refused;
             };
             let work = begin(&kept);
@@ -93,7 +93,7 @@ impl KeptNodeCache {
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
-                give_up(before, GiveUpReason::Replaced);
+                give_up_node(before, GiveUpReason::Replaced);
                 return found;
             }
         }
@@ -111,19 +111,19 @@ impl KeptNodeCache {
     /// process that cannot use the node.
     pub(crate) fn give_up_idle_node(&self) {
         let newest = self.newest.lock().take_if(|kept| kept.is_unused());
-        give_up(newest, GiveUpReason::Replaced);
+        give_up_node(newest, GiveUpReason::Replaced);
     }
 }
 
 impl Drop for KeptNodeCache {
     fn drop(&mut self) {
         let newest = self.newest.lock().take();
-        give_up(newest, GiveUpReason::Closed);
+        give_up_node(newest, GiveUpReason::Closed);
     }
 }
 
 /// Calls [`KeptNode::give_up`] on a node that is no longer the newest, if there is one.
-fn give_up(kept: Option<Arc<KeptNode>>, why: GiveUpReason) {
+fn give_up_node(kept: Option<Arc<KeptNode>>, why: GiveUpReason) {
     kept.iter().for_each(|kept| kept.give_up(why));
 }
 
@@ -140,7 +140,9 @@ impl KeptNode {
                 self.crowded.notify_waiters();
                 UseState::Waits(PendingUse { kept: Arc::clone(self), number, is_over: false })
             }
-            UseState::Runs(number) => self.running_use(number, granted).map_or(UseState::Refused, UseState::Runs),
+            UseState::Runs(number) => {
+                self.running_use_unless_lost(number, granted).map_or(UseState::Refused, UseState::Runs)
+            }
         }
     }
 
@@ -155,7 +157,7 @@ impl KeptNode {
 
     /// Returns the running use with this id. Returns `None` if `granted` is `None`. If the node is lost, ends the use,
     /// closes the node to further uses, and returns `None`.
-    fn running_use(&self, number: u64, granted: Option<Arc<GrantedNode>>) -> Option<KeptNodeUse> {
+    fn running_use_unless_lost(&self, number: u64, granted: Option<Arc<GrantedNode>>) -> Option<KeptNodeUse> {
         let used = KeptNodeUse::new(granted?, number);
         if let Err(loss) = used.now_if_held() {
             self.give_up(GiveUpReason::from_loss(loss));
@@ -217,7 +219,7 @@ impl KeptNodeUse {
 
     /// Returns a further share of the use, for a further guard.
     pub(crate) fn share(&self) -> KeptNodeUse {
-        self.granted.kept.state.lock().uses.share(self.number);
+        self.granted.kept.state.lock().uses.add_guard(self.number);
         let mut share = KeptNodeUse::new(Arc::clone(&self.granted), self.number);
         share.trace = self.trace.clone();
         share.limit = self.limit.clone();
@@ -227,7 +229,7 @@ impl KeptNodeUse {
     /// Ends this share of the use, unless the share has ended before. If this gives the node up, returns the node's
     /// contender, which the caller must give back or drop. `now` returns the present time, or [`FORKED`] in a forked
     /// process, in which nothing is ended.
-    fn end(&mut self, now: impl FnOnce(&Contender) -> Moment) -> Option<Arc<Contender>> {
+    fn end_share(&mut self, now: impl FnOnce(&Contender) -> Moment) -> Option<Arc<Contender>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }
@@ -250,7 +252,7 @@ impl KeptNodeUse {
     /// ends the share and returns the loss.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let now = self.now_if_held().map_err(Error::Lost)?;
-        match self.end(|_| now) {
+        match self.end_share(|_| now) {
             Some(hold) => hold.give_back().await,
             None => Ok(()),
         }
@@ -266,14 +268,14 @@ impl KeptNodeUse {
             trace.begin_read_hold(self.granted.hold.user_path(), self.granted.hold.node());
         }
         let woken = self.granted.kept.state.lock().uses.record_downgrade(self.number);
-        wake(woken);
+        wake_all(woken);
         Ok(())
     }
 }
 
 impl Drop for KeptNodeUse {
     fn drop(&mut self) {
-        drop(self.end(Contender::now));
+        drop(self.end_share(Contender::now));
     }
 }
 
@@ -305,7 +307,7 @@ impl PendingUse {
             return Poll::Ready(match use_state {
                 UseState::Waits(()) if self.kept.poll_acquisition() => continue,
                 UseState::Waits(()) => return Poll::Pending,
-                UseState::Runs(()) => Ok(self.kept.running_use(self.number, granted)),
+                UseState::Runs(()) => Ok(self.kept.running_use_unless_lost(self.number, granted)),
                 UseState::Refused => self.kept.error.get().cloned().map_or(Ok(None), Err),
             });
         }
@@ -316,7 +318,7 @@ impl Drop for PendingUse {
     fn drop(&mut self) {
         if !self.is_over {
             let mut state = self.kept.state.lock();
-            let woken = state.uses.leave(self.number);
+            let woken = state.uses.leave_use(self.number);
             drop(self.kept.give_up_if_over(state, woken));
         }
     }

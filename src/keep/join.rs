@@ -22,7 +22,7 @@ use crate::queue::turn::IfTaken;
 /// Consumes tokio's cooperative budget, so that a task that acquires in a loop sometimes yields to other tasks. Only
 /// every fourth call on a thread consumes a unit, because a use of a kept node is much shorter than the operations that
 /// tokio counts.
-pub(crate) fn poll_budget(context: &mut Context<'_>) -> Poll<()> {
+pub(crate) fn poll_tokio_budget(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);
     USES.set(uses);
@@ -68,7 +68,7 @@ pub(crate) async fn wait_for_use(
 ) -> Result<Option<KeptNodeUse>, Error> {
     loop {
         let mut waits =
-            match cache.join_newest_or_acquire(acquisition.mode, |kept| shared_acquisition(acquisition, kept)) {
+            match cache.join_newest_or_acquire(acquisition.mode, |kept| kept_node_acquisition(acquisition, kept)) {
                 UseState::Runs(used) => return Ok(Some(used)),
                 UseState::Refused => return Ok(None),
                 UseState::Waits(waits) => waits,
@@ -76,7 +76,7 @@ pub(crate) async fn wait_for_use(
         let used = match deadline {
             None if acquisition.options.on_wait.is_none() => waits.wait().await?,
             // The future is boxed, because moving this large future would be most of the cost of a short wait.
-            deadline => Box::pin(wait_until_deadline(acquisition, &mut waits, deadline)).await?,
+            deadline => Box::pin(wait_for_pending_use(acquisition, &mut waits, deadline)).await?,
         };
         match used {
             Some(used) => return Ok(Some(used)),
@@ -90,7 +90,7 @@ pub(crate) async fn wait_for_use(
 
 /// Waits until the use runs or is refused. Fails at the deadline, if there is one. Meanwhile calls the `on_wait`
 /// listener, if there is one.
-async fn wait_until_deadline(
+async fn wait_for_pending_use(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
     deadline: Option<Deadline>,
@@ -122,7 +122,7 @@ async fn wait_until_deadline(
 
 /// Returns the acquisition of a kept node, which all uses that wait for the node share. The acquisition has no timeout,
 /// because each use has a timeout of its own. A use that times out reads the contenders ahead from `kept.view`.
-fn shared_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionFuture {
+fn kept_node_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionFuture {
     let options = AcquireOptions { label: first.options.label.clone(), ..AcquireOptions::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);

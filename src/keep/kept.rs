@@ -127,7 +127,7 @@ impl GiveUpReason {
 impl Wake for KeptNode {
     fn wake(self: Arc<Self>) {
         let wakers = self.state.lock().uses.wakers();
-        wake(wakers);
+        wake_all(wakers);
     }
 }
 
@@ -185,11 +185,11 @@ impl KeptNode {
         };
         self.view.clear();
         match answer {
-            Ok(hold) => self.grant(hold),
+            Ok(hold) => self.record_grant(hold),
             Err(error) => {
                 let _first = self.error.set(error);
-                let woken = self.state.lock().uses.fail();
-                wake(woken);
+                let woken = self.state.lock().uses.record_failure();
+                wake_all(woken);
             }
         }
         true
@@ -197,14 +197,14 @@ impl KeptNode {
 
     /// Stores the granted contender `hold`, and wakes the uses that now run. If the node has no use and must not stay
     /// idle, gives the node up.
-    fn grant(self: &Arc<Self>, hold: Arc<Contender>) {
+    fn record_grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         let path_label = Arc::clone(hold.node().path_label());
         state.granted = Some(Arc::new(GrantedNode { kept: Arc::clone(self), hold }));
         let is_closed = state.uses.is_closed;
         state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None, Some(&path_label)));
-        let woken = state.uses.grant();
+        let woken = state.uses.record_grant();
         if is_closed {
             state.mark_closing();
         }
@@ -225,7 +225,7 @@ impl KeptNode {
     fn record_ask(&self) {
         let state = self.state.lock();
         if !state.uses.is_closed {
-            self.in_vain.store(state.uses.count_so_far() <= 1, Ordering::Release);
+            self.in_vain.store(state.uses.joined_so_far() <= 1, Ordering::Release);
         }
     }
 
@@ -275,7 +275,7 @@ impl KeptNode {
         // So no later write of this process may use the node.
         let is_unsure = state.uses.mode == Mode::Write && hold.node().has_unsettled_write();
         let mut woken = if is_unsure { state.close(GiveUpReason::Unsure) } else { Vec::new() };
-        woken.extend(state.uses.leave(number));
+        woken.extend(state.uses.leave_use(number));
         state.used = state.used.max(now);
         self.give_up_if_over(state, woken)
     }
@@ -298,10 +298,10 @@ impl KeptNode {
         // and dropping the acquisition may remove its node and call wakers.
         let (granted, why) = (state.granted.take_if(|_| is_over), state.why);
         let parts = granted.as_ref().map(|_| (state.counted.take(), state.background_task.take()));
-        let (uses, used) = (state.uses.count_so_far(), state.used);
+        let (uses, used) = (state.uses.joined_so_far(), state.used);
         let dropped = state.work.take_if(|_| is_over);
         drop(state);
-        wake(woken);
+        wake_all(woken);
         if dropped.is_some() {
             self.view.clear();
         }
@@ -386,7 +386,7 @@ impl KeptState {
 
 /// Calls the wakers of waiting uses. The caller must not have locked the state of a kept node, because a waker may poll
 /// a use inside this call.
-pub(super) fn wake(woken: Vec<Waker>) {
+pub(super) fn wake_all(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 

@@ -80,8 +80,8 @@ impl<W: Clone> Uses<W> {
     /// would have to wait.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
-        let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
-        (covers && admits).then(|| self.add_running(mode))
+        let may_run_beside = self.is_granted && self.waiting.is_empty() && may_run_beside(&self.running, mode);
+        (covers && may_run_beside).then(|| self.add_running(mode))
     }
 
     fn add_running(&mut self, mode: Mode) -> u64 {
@@ -108,9 +108,9 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Records the grant of the node. Returns the wakers of the waiting uses that now run.
-    pub(crate) fn grant(&mut self) -> Vec<W> {
+    pub(crate) fn record_grant(&mut self) -> Vec<W> {
         self.is_granted = true;
-        self.admit()
+        self.admit_waiting()
     }
 
     /// Closes the node to further uses, and refuses waiting uses. Returns the wakers of the refused uses.
@@ -127,7 +127,7 @@ impl<W: Clone> Uses<W> {
 
     /// Closes the node, and refuses all waiting uses, because the acquisition of the node has failed. Returns their
     /// wakers.
-    pub(crate) fn fail(&mut self) -> Vec<W> {
+    pub(crate) fn record_failure(&mut self) -> Vec<W> {
         self.is_closed = true;
         std::mem::take(&mut self.waiting).into_values().filter_map(|it| it.waker).collect()
     }
@@ -143,12 +143,12 @@ impl<W: Clone> Uses<W> {
         let (writes, reads): (BTreeMap<_, _>, _) = all.partition(|(_, it)| it.mode == Mode::Write);
         self.waiting = reads;
         let mut woken: Vec<W> = writes.into_values().filter_map(|it| it.waker).collect();
-        woken.extend(self.admit());
+        woken.extend(self.admit_waiting());
         woken
     }
 
     /// Adds a guard to the running use with this id. The use ends when its last guard leaves.
-    pub(crate) fn share(&mut self, number: u64) {
+    pub(crate) fn add_guard(&mut self, number: u64) {
         if let Some(place) = self.running_index(number) {
             self.running[place].shares += 1;
         }
@@ -156,7 +156,7 @@ impl<W: Clone> Uses<W> {
 
     /// Removes a guard of the running use with this id, or removes the waiting use. Returns the wakers of the waiting
     /// uses that now run. If the last use leaves before the grant, closes the node.
-    pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
+    pub(crate) fn leave_use(&mut self, number: u64) -> Vec<W> {
         match self.running_index(number) {
             Some(place) if self.running[place].shares > 1 => {
                 self.running[place].shares -= 1;
@@ -166,7 +166,7 @@ impl<W: Clone> Uses<W> {
             None => drop(self.waiting.remove(&number)),
         }
         if self.is_granted {
-            return self.admit();
+            return self.admit_waiting();
         }
         self.is_closed |= self.is_idle();
         Vec::new()
@@ -194,7 +194,7 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Returns how many uses have joined the node so far.
-    pub(crate) fn count_so_far(&self) -> u64 {
+    pub(crate) fn joined_so_far(&self) -> u64 {
         self.next
     }
 
@@ -205,11 +205,11 @@ impl<W: Clone> Uses<W> {
 
     /// Makes waiting uses run, one after the other, up to the first that must not run together with the running uses.
     /// Returns the wakers of the uses that now run.
-    fn admit(&mut self) -> Vec<W> {
+    fn admit_waiting(&mut self) -> Vec<W> {
         let mut woken = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
             let mode = first.get().mode;
-            if !admits(&self.running, mode) {
+            if !may_run_beside(&self.running, mode) {
                 break;
             }
             let (number, waiting) = first.remove_entry();
@@ -228,7 +228,7 @@ impl<W: Clone> Uses<W> {
 
 /// Returns whether a use of this mode may run together with the running uses. A write runs alone, so checking the first running
 /// use is enough.
-fn admits(running: &[RunningUse], mode: Mode) -> bool {
+fn may_run_beside(running: &[RunningUse], mode: Mode) -> bool {
     running.first().is_none_or(|first| !first.mode.excludes(mode))
 }
 

@@ -59,9 +59,9 @@ pub trait Guard: Sized + 'static {
 /// # Cancel safety
 /// Dropping the future gives up the place in the queue, or the lock if the lock was just granted.
 #[must_use = "nothing is acquired before this is awaited"]
-pub struct Granting<G>(Stage<G>);
+pub struct Granting<G>(GrantingStage<G>);
 
-enum Stage<G> {
+enum GrantingStage<G> {
     /// The first stage: the acquisition will try to join a kept node (a node that the process keeps between uses),
     /// without an allocation.
     Joining {
@@ -75,7 +75,7 @@ enum Stage<G> {
 
 impl<G> Granting<G> {
     pub(crate) fn new(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
-        Granting(Stage::Working(Box::pin(work)))
+        Granting(GrantingStage::Working(Box::pin(work)))
     }
 }
 
@@ -83,20 +83,22 @@ impl<G: 'static> Future for Granting<G> {
     type Output = Result<G, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Stage::Joining { .. } = &self.0 {
-            ready!(join::poll_budget(context));
-            if let Stage::Joining { cache, mut acquisition, guard } = std::mem::replace(&mut self.0, Stage::Over) {
+        if let GrantingStage::Joining { .. } = &self.0 {
+            ready!(join::poll_tokio_budget(context));
+            if let GrantingStage::Joining { cache, mut acquisition, guard } =
+                std::mem::replace(&mut self.0, GrantingStage::Over)
+            {
                 let begun = acquisition.options.start_timeout();
                 let deadline = acquisition.report_error(begun)?;
                 if let Some(used) = cache.try_join_newest(acquisition.mode) {
                     return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
                 }
                 let work = async move { join_or_acquire(&cache, &mut acquisition, deadline).await.map(guard) };
-                self.0 = Stage::Working(Box::pin(work));
+                self.0 = GrantingStage::Working(Box::pin(work));
             }
         }
         match &mut self.0 {
-            Stage::Working(work) => work.as_mut().poll(context),
+            GrantingStage::Working(work) => work.as_mut().poll(context),
             _ => Poll::Pending,
         }
     }
@@ -182,7 +184,7 @@ impl Guard for WriteGuard {
     type Source = RwLock;
 
     fn acquire(lock: RwLock, options: AcquireOptions) -> Granting<WriteGuard> {
-        acquire(lock, Mode::Write, options, WriteGuard::new)
+        acquire_guard(lock, Mode::Write, options, WriteGuard::new)
     }
 }
 
@@ -190,7 +192,7 @@ impl Guard for ReadGuard {
     type Source = RwLock;
 
     fn acquire(lock: RwLock, options: AcquireOptions) -> Granting<ReadGuard> {
-        acquire(lock, Mode::Read, options, ReadGuard::new)
+        acquire_guard(lock, Mode::Read, options, ReadGuard::new)
     }
 }
 
@@ -327,15 +329,20 @@ impl RwLock {
 }
 
 /// Returns the future of an acquisition, which uses a node that this process keeps between uses, or a node of its own.
-fn acquire<G: 'static>(lock: RwLock, mode: Mode, options: AcquireOptions, guard: fn(GuardHold) -> G) -> Granting<G> {
+fn acquire_guard<G: 'static>(
+    lock: RwLock,
+    mode: Mode,
+    options: AcquireOptions,
+    guard: fn(GuardHold) -> G,
+) -> Granting<G> {
     let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin_trace();
     if let Some(cache) = lock.cache {
-        let joining = Granting(Stage::Joining { cache, acquisition, guard });
+        let joining = Granting(GrantingStage::Joining { cache, acquisition, guard });
         return if span.is_none() { joining } else { Granting::new(span.instrument(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::Alone(hold))) });
-    Granting(Stage::Working(AcquireTrace::instrument(span, work)))
+    Granting(GrantingStage::Working(AcquireTrace::instrument(span, work)))
 }
 
 /// Waits for a use of a kept node. If no kept node can serve the acquisition, acquires the lock with a node of its own
@@ -354,7 +361,7 @@ async fn join_or_acquire(
 }
 
 /// Acquires the lock, and then runs `rest` within what is left of the timeout.
-pub(crate) async fn acquire_and<L, G, F>(
+pub(crate) async fn acquire_then<L, G, F>(
     lock: RwLock,
     mut options: AcquireOptions,
     rest: impl FnOnce(L) -> F,
@@ -373,7 +380,7 @@ where
 
 /// Acquires the lock without waiting for a contender, and then runs `rest` within what is left of the timeout, and
 /// within the limit of [`call::within_session_timeout`].
-pub(crate) async fn try_acquire_and<L, G, F>(
+pub(crate) async fn try_acquire_then<L, G, F>(
     lock: RwLock,
     mode: Mode,
     deadline: Option<Deadline>,

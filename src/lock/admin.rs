@@ -19,7 +19,11 @@ impl LockConfig {
     /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders. `permits` is the number of
     /// all permits of the semaphore, or `None` for a lock. With `is_synced`, the queue is not older than this call.
     /// Fails if the queue of a lock has a node of another dialect.
-    pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
+    pub(crate) async fn read_queue_and_permits(
+        &self,
+        is_synced: bool,
+        permits: Option<u32>,
+    ) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen = call::retry_on_fresh_session(
             &self.coordinator,
@@ -39,17 +43,17 @@ impl LockConfig {
 
     /// Reads the queue, and at the same time the record of the last success of a job. A record that is not from this
     /// library, or that this client may not read, counts as no record.
-    async fn queue_and_record(&self) -> Result<Queue, Error> {
+    async fn read_queue_and_record(&self) -> Result<Queue, Error> {
         let (path, record) = (&self.directory, &metadata::record_path(&self.directory));
         let last =
             call::retry_on_fresh_session(&self.coordinator, ("read the record of", path), |session| async move {
-                match call::ask_until_answered(&session, || RecordNode::read(&session, record)).await {
-                    Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
-                    Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
+                match call::ask_until_answered(&session, || FoundRecord::read(&session, record)).await {
+                    Ok(FoundRecord::Done(done, _)) => Ok(Some(done)),
+                    Ok(FoundRecord::None { .. } | FoundRecord::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
                     Err(failure) => Err(failure),
                 }
             });
-        let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
+        let ((queue, _), done) = tokio::try_join!(self.read_queue_and_permits(false, None), last)?;
         Ok(Queue { done, ..queue })
     }
 
@@ -66,13 +70,13 @@ impl LockConfig {
                 call::ask_until_answered(&session, || session.sync(path)).await?;
                 let forget = || async {
                     let (record, second) =
-                        (RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?);
-                    if matches!(record, RecordNode::Foreign) {
+                        (FoundRecord::read(&session, path).await?, FoundRecord::read(&session, twin).await?);
+                    if matches!(record, FoundRecord::Foreign) {
                         return Ok(record);
                     }
                     let (mut now, mut delete) = (None, Vec::new());
                     for (path, node) in [(path, &record), (twin, &second)] {
-                        if let RecordNode::Done(done, version) = node {
+                        if let FoundRecord::Done(done, version) = node {
                             now.get_or_insert(done);
                             delete.push(Operation::Delete { path: path.clone(), version: Some(*version) });
                         }
@@ -91,7 +95,7 @@ impl LockConfig {
                 call::ask_until_answered(&session, forget).await
             });
         match found.await? {
-            RecordNode::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
+            FoundRecord::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
             _ => Ok(last.get().cloned()),
         }
     }
@@ -155,7 +159,7 @@ impl RwLock {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let config = Arc::clone(&self.config);
-        Call::with_deadline(&self.config.coordinator, async move { config.queue_and_record().await })
+        Call::with_deadline(&self.config.coordinator, async move { config.read_queue_and_record().await })
     }
 
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. Returns
@@ -191,7 +195,7 @@ impl RwLock {
         let config = Arc::clone(&self.config);
         Call::with_deadline(&self.config.coordinator, async move {
             // `true` syncs the server first, because a server that lags may not show a member that other clients see already.
-            config.evict(config.queue(true, None).await?.0, token).await
+            config.evict(config.read_queue_and_permits(true, None).await?.0, token).await
         })
     }
 
@@ -272,7 +276,7 @@ impl RwLock {
 }
 
 /// What was found at the path of a record of a job's last success.
-pub(crate) enum RecordNode {
+pub(crate) enum FoundRecord {
     /// There is no record. `is_there` is `true` if the node exists without data. An operator may have created such a
     /// node beforehand.
     None { is_there: bool },
@@ -282,16 +286,16 @@ pub(crate) enum RecordNode {
     Foreign,
 }
 
-impl RecordNode {
+impl FoundRecord {
     /// Reads the record of a job's last success at `path`.
-    pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<RecordNode, Failure> {
+    pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<FoundRecord, Failure> {
         let node = retry::data(session, path, false).await?;
         Ok(match node {
-            None => RecordNode::None { is_there: false },
-            Some((data, _)) if data.is_empty() => RecordNode::None { is_there: true },
+            None => FoundRecord::None { is_there: false },
+            Some((data, _)) if data.is_empty() => FoundRecord::None { is_there: true },
             Some((data, stat)) => match metadata::parse_record(&data, stat.mtime) {
-                Some(last) => RecordNode::Done(last, stat.version),
-                None => RecordNode::Foreign,
+                Some(last) => FoundRecord::Done(last, stat.version),
+                None => FoundRecord::Foreign,
             },
         })
     }

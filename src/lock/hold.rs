@@ -30,7 +30,7 @@ impl Hold {
     }
 
     /// Returns the inner hold, and ends the streams that [`changes`](Self::changes) has returned.
-    pub(crate) fn into_held(self) -> GuardHold {
+    pub(crate) fn into_guard_hold(self) -> GuardHold {
         self.held
     }
 
@@ -397,7 +397,7 @@ impl ReadGuard {
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if this client may not delete the node.
     /// The node then stays, and the lock stays taken, until the session ends.
     pub async fn release(self) -> Result<(), Error> {
-        self.hold.into_held().release().await
+        self.hold.into_guard_hold().release().await
     }
 }
 
@@ -412,7 +412,7 @@ impl WriteGuard {
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if this client may not delete the node.
     /// The node then stays, and the lock stays taken, until the session ends.
     pub async fn release(self) -> Result<(), Error> {
-        self.hold.into_held().release().await
+        self.hold.into_guard_hold().release().await
     }
 
     /// Turns the write lock into a read lock, in place and in one transaction. No other writer can come in between. Readers

@@ -322,24 +322,24 @@ impl RwLockBuilder {
             )));
         }
         let idle = self.idle;
-        let config = Arc::new(self.config(LockPaths::of_lock)?);
+        let config = Arc::new(self.into_config(LockPaths::of_lock)?);
         let cache = idle.map(|idle| Arc::new(KeptNodeCache::new(&config, idle)));
         Ok(RwLock { config, cache })
     }
 
     /// Returns the configuration of a semaphore at this path. Fails if an option does not fit a semaphore. The queue of
     /// a semaphore works like that of a lock.
-    pub(crate) fn semaphore_config(self) -> Result<LockConfig, Error> {
+    pub(crate) fn into_semaphore_config(self) -> Result<LockConfig, Error> {
         if self.idle.is_some() {
             return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));
         }
         if self.dialect != Dialect::Native {
             return Err(Error::invalid(format!("a semaphore in the dialect {}; it has only its own", self.dialect)));
         }
-        self.config(LockPaths::of_semaphore)
+        self.into_config(LockPaths::of_semaphore)
     }
 
-    fn config(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<LockConfig, Error> {
+    fn into_config(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<LockConfig, Error> {
         validation::check_lock_directory(&self.path)?;
         if let Some(host) = &self.host {
             validation::check_host(host)?;

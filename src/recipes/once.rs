@@ -11,7 +11,7 @@ use crate::contend::config::LockConfig;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};
-use crate::lock::admin::RecordNode;
+use crate::lock::admin::FoundRecord;
 use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
 use crate::observe::trace;
@@ -138,7 +138,7 @@ impl RwLock {
         Call::new(move |deadline| async move {
             check_once_options(&lock, period)?;
             let config = Arc::clone(&lock.config);
-            acquire::try_acquire_and(lock, Mode::Write, deadline, WriteGuard::new, |it| {
+            acquire::try_acquire_then(lock, Mode::Write, deadline, WriteGuard::new, |it| {
                 check_if_due(it, &config, None, period)
             })
             .await
@@ -156,7 +156,7 @@ impl Guard for Work {
             check_once_options(&lock, period).inspect_err(|error| {
                 trace::report_failed_acquire((&config.directory, &config.path_label), aim, error)
             })?;
-            acquire::acquire_and(lock, options, |guard| check_if_due(guard, &config, label, period)).await
+            acquire::acquire_then(lock, options, |guard| check_if_due(guard, &config, label, period)).await
         })
     }
 }
@@ -186,15 +186,15 @@ async fn check_if_due(
     let hold = &guard.held;
     let (session, path) = (hold.session(), metadata::record_path(hold.user_path()));
     let refused = |failure| Error::from_failure_under_lock(failure, "read the record", &path);
-    let seen = hold.run_while_held(RecordNode::read(session, &path)).await?;
+    let seen = hold.run_while_held(FoundRecord::read(session, &path)).await?;
     let (last, is_there) = match seen.map_err(refused)? {
-        RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
-        RecordNode::None { is_there: true } => (None, true),
+        FoundRecord::Foreign => return Err(Error::ForeignRecord { path }),
+        FoundRecord::None { is_there: true } => (None, true),
         // The server shows no record. If `twin`, the node with a copy of the record, exists, the record may have been
         // deleted.
-        RecordNode::None { is_there: false } => {
-            let twin = hold.run_while_held(RecordNode::read(session, &metadata::twin_path(&path))).await?;
-            let last = if let RecordNode::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
+        FoundRecord::None { is_there: false } => {
+            let twin = hold.run_while_held(FoundRecord::read(session, &metadata::twin_path(&path))).await?;
+            let last = if let FoundRecord::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
             // This client's server may not show a new record yet, so the ensemble's leader is asked.
             let is_there = match last {
                 Some(_) => hold.run_while_held(presence::is_there(session, &path, None)).await? == Ok(true),
@@ -202,7 +202,7 @@ async fn check_if_due(
             };
             (last, is_there)
         }
-        RecordNode::Done(last, _) => (Some(last), true),
+        FoundRecord::Done(last, _) => (Some(last), true),
     };
     let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
     let now =
@@ -313,9 +313,9 @@ impl OnceGuard {
         // client.
         let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
-            let transaction = set_or_create(self.guard.transaction(), &path, &text, is_there);
+            let transaction = add_node_write(self.guard.transaction(), &path, &text, is_there);
             let transaction = match has_twin {
-                Some(has_twin) => set_or_create(transaction, &twin, &text, has_twin),
+                Some(has_twin) => add_node_write(transaction, &twin, &text, has_twin),
                 None => transaction,
             };
             let Err(error) = transaction.commit_without_retry().await else {
@@ -370,7 +370,7 @@ impl OnceGuard {
 }
 
 /// Adds a write of a node to the transaction: a set if `is_there`, otherwise a create.
-fn set_or_create<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
+fn add_node_write<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
     match is_there {
         true => transaction.set(path, text),
         false => transaction.create(path, text),

@@ -216,7 +216,7 @@ impl Semaphore {
     /// # Errors
     /// The errors of [`try_acquire`](Self::try_acquire) and of [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
-        let acquisition = acquisition(Arc::clone(&self.state), permits, AcquireOptions::default());
+        let acquisition = new_acquisition(Arc::clone(&self.state), permits, AcquireOptions::default());
         Call::new(move |deadline| async move {
             let held = acquisition.try_acquire(deadline).await?;
             Ok(Permit::new(held, permits))
@@ -229,14 +229,14 @@ impl Guard for Permit {
     type Source = (Arc<SemaphoreState>, u32);
 
     fn acquire((state, permits): Self::Source, options: AcquireOptions) -> Granting<Permit> {
-        let mut acquisition = acquisition(state, permits, options);
+        let mut acquisition = new_acquisition(state, permits, options);
         let span = acquisition.begin_trace();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
         Granting::new(span.instrument(Box::pin(work)))
     }
 }
 
-fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: AcquireOptions) -> Acquisition {
+fn new_acquisition(state: Arc<SemaphoreState>, permits: u32, options: AcquireOptions) -> Acquisition {
     let mut acquisition = Acquisition::new(Arc::clone(&state.config), Mode::Write, options);
     acquisition.permits = Some(PermitRequest { state, count: permits });
     acquisition
@@ -319,7 +319,7 @@ impl SemaphoreBuilder {
         if self.permits == Some(0) {
             return Err(Error::invalid("a semaphore needs at least one permit"));
         }
-        let config = self.lock.semaphore_config()?;
+        let config = self.lock.into_semaphore_config()?;
         let taken = config.paths.permits.clone().unwrap_or_default();
         let state = SemaphoreState {
             config: Arc::new(config),
@@ -369,7 +369,7 @@ impl Permit {
     /// [`Error::Lost`] if the permits had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
     /// then the node stays, and its permits stay taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
-        self.hold.into_held().release().await
+        self.hold.into_guard_hold().release().await
     }
 }
 
@@ -414,7 +414,7 @@ impl Semaphore {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let state = Arc::clone(&self.state);
-        Call::with_deadline(&self.state.config.coordinator, async move { queue(&state, false).await })
+        Call::with_deadline(&self.state.config.coordinator, async move { read_queue(&state, false).await })
     }
 
     /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. Returns `None`
@@ -446,7 +446,7 @@ impl Semaphore {
         let state = Arc::clone(&self.state);
         Call::with_deadline(&self.state.config.coordinator, async move {
             // A sync is sent before the listing, because a lagging server may not show the member yet.
-            state.config.evict(queue(&state, true).await?, token).await
+            state.config.evict(read_queue(&state, true).await?, token).await
         })
     }
 
@@ -459,7 +459,7 @@ impl Semaphore {
     /// [`Error::Permits`] if the path is used for something else than a semaphore. For other errors see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
-        let work = async move { read_number(&state, "read the permits of", false).await };
+        let work = async move { read_permit_count(&state, "read the permits of", false).await };
         Call::with_deadline(&self.state.config.coordinator, work)
     }
 
@@ -535,15 +535,15 @@ impl Semaphore {
     /// ```
     pub fn remove(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
-        Call::with_deadline(&self.state.config.coordinator, async move { remove(&state).await })
+        Call::with_deadline(&self.state.config.coordinator, async move { remove_semaphore(&state).await })
     }
 }
 
 /// Reads the queue. If `is_synced`, the result is no older than this call. Fails if no number of permits is known, or
 /// if the directory of permits has a node that is no permit.
-async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
-    let number = read_number(state, "read the queue of", is_synced).await?.or(state.known_number());
-    let (queue, taken) = state.config.queue(is_synced, number).await?;
+async fn read_queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
+    let number = read_permit_count(state, "read the queue of", is_synced).await?.or(state.known_number());
+    let (queue, taken) = state.config.read_queue_and_permits(is_synced, number).await?;
     if let Err(name) = permits::count_taken(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
     }
@@ -552,7 +552,7 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
 
 /// Runs `work` on a session. Repeats `work` while its outcome is unknown, as [`call::ask_until_answered`] does. If the
 /// session ends, repeats `work` on a fresh session, as [`call::retry_on_fresh_session`] does.
-async fn on_a_session<T, F>(
+async fn run_with_retries<T, F>(
     state: &SemaphoreState,
     operation: &'static str,
     work: impl Fn(Arc<dyn Session>) -> F,
@@ -568,8 +568,12 @@ where
     answer.await?
 }
 
-async fn read_number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
-    let read = on_a_session(state, operation, |session| async move {
+async fn read_permit_count(
+    state: &SemaphoreState,
+    operation: &'static str,
+    is_synced: bool,
+) -> Result<Option<u32>, Error> {
+    let read = run_with_retries(state, operation, |session| async move {
         let node = retry::data(&session, state.config.user_path(), is_synced).await?;
         Ok(node.map_or(Ok(None), |(data, _)| state.parse_number(&data))?)
     });
@@ -580,7 +584,7 @@ async fn set_permits(state: &SemaphoreState, permits: u32) -> Result<(), Error> 
     if permits == 0 {
         return Err(Error::invalid("a semaphore needs at least one permit"));
     }
-    on_a_session(state, "set the permits of", |session| try_to_set_permits(state, session, permits)).await
+    run_with_retries(state, "set the permits of", |session| try_to_set_permits(state, session, permits)).await
 }
 
 async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), WorkError> {
@@ -607,10 +611,10 @@ async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, p
 /// meanwhile.
 const REMOVALS: u32 = 64;
 
-async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
+async fn remove_semaphore(state: &SemaphoreState) -> Result<Option<u32>, Error> {
     let mut was = None;
     for _ in 0..REMOVALS {
-        let tried = on_a_session(state, "remove the semaphore", |session| try_to_remove(state, session));
+        let tried = run_with_retries(state, "remove the semaphore", |session| try_to_remove_semaphore(state, session));
         let (number, is_done) = tried.await?;
         was = number.or(was);
         if is_done {
@@ -620,7 +624,7 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
             }
             return Ok(was);
         }
-        let (Queue { members, .. }, _) = state.config.queue(true, was).await?;
+        let (Queue { members, .. }, _) = state.config.read_queue_and_permits(true, was).await?;
         if !members.is_empty() {
             let ahead = members.len();
             let first = members.into_iter().take(presence::NAMED).collect();
@@ -634,7 +638,10 @@ async fn remove(state: &SemaphoreState) -> Result<Option<u32>, Error> {
 /// number. Also returns whether nothing is left to remove. The nodes stay if somebody holds or waits for permits, or if
 /// another client has changed one of them meanwhile. If the semaphore's node has other children, it stays, without
 /// data.
-async fn try_to_remove(state: &SemaphoreState, session: Arc<dyn Session>) -> Result<(Option<u32>, bool), WorkError> {
+async fn try_to_remove_semaphore(
+    state: &SemaphoreState,
+    session: Arc<dyn Session>,
+) -> Result<(Option<u32>, bool), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::data(session, path, true).await?;
     let twin = state.read_twin(session).await?;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, ValueHint};
 use clap_complete::Shell;
 use zk_rwlock::Dialect;
 
@@ -36,13 +36,13 @@ pub(crate) const MANUAL: &str = include_str!("help/manual.txt").trim_ascii_end()
 #[command(after_help = "All options, with examples and exit codes: zklock --help", disable_help_subcommand = true)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    pub(crate) task: Option<Task>,
+    pub(crate) task: Option<Subcommand>,
 
     #[command(flatten)]
-    pub(crate) run: Run,
+    pub(crate) run: RunArguments,
 
     #[command(flatten)]
-    pub(crate) connection: Connection,
+    pub(crate) connection: ConnectionArguments,
 }
 
 /// The line that the help of a subcommand prints in place of the options of the connection.
@@ -51,7 +51,7 @@ const ELSEWHERE: &str = "Options of the connection, such as --zk and --auth-file
 impl Arguments {
     /// Returns the definition of the arguments, for parsing and for help. Every subcommand accepts the options of the
     /// connection. Its help hides them, and says where they are described.
-    pub(crate) fn definition() -> Command {
+    pub(crate) fn clap_command() -> Command {
         let program = Arguments::command();
         let connection: Vec<Arg> = program
             .get_arguments()
@@ -65,9 +65,9 @@ impl Arguments {
         })
     }
 
-    fn parsed(words: &[OsString]) -> Result<Arguments, clap::Error> {
-        let matches = Arguments::definition().try_get_matches_from(words)?;
-        Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::definition()))
+    fn parse_words(words: &[OsString]) -> Result<Arguments, clap::Error> {
+        let matches = Arguments::clap_command().try_get_matches_from(words)?;
+        Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::clap_command()))
     }
 
     /// Parses the command line. If a word that begins with `/` follows a `-j` of zklock, that word is not read as the
@@ -84,19 +84,20 @@ impl Arguments {
         }
         let lacks_number = |pair: &[OsString]| {
             let is_j = || {
-                Arguments::parsed(&[words[0].clone(), pair[0].clone()]).is_ok_and(|it| it.run.has_j_without_number())
+                Arguments::parse_words(&[words[0].clone(), pair[0].clone()])
+                    .is_ok_and(|it| it.run.has_j_without_number())
             };
             pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
             // Only a `-j` before the lock's path is an option of zklock. A later `-j` belongs to the command that
             // zklock runs. The empty word that is inserted means that `-j` has no number.
-            let before = Arguments::parsed(&words[..at]);
+            let before = Arguments::parse_words(&words[..at]);
             if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
                 words.insert(at + 1, OsString::new());
             }
         }
-        Arguments::parsed(&words).map_err(without_misleading_tip)
+        Arguments::parse_words(&words).map_err(without_misleading_tip)
     }
 }
 
@@ -131,7 +132,7 @@ fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
 
 /// The arguments for running a command.
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArguments {
     /// Share the lock with other commands under -s (a read lock).
     #[arg(short = 's', long, overrides_with = "exclusive")]
     pub(crate) shared: bool,
@@ -218,7 +219,7 @@ pub(crate) struct Run {
     pub(crate) words: Vec<OsString>,
 }
 
-impl Run {
+impl RunArguments {
     /// Returns whether `-j` is given without a number.
     fn has_j_without_number(&self) -> bool {
         matches!(self.permits, Some(WantedPermits(None)))
@@ -233,7 +234,7 @@ impl Run {
 /// The arguments for connecting to ZooKeeper.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionArguments {
     /// The servers: host:port,host:port [env: ZK_HOSTS] [default: 127.0.0.1:2181].
     ///
     /// A path at the end becomes the root of all paths.
@@ -297,8 +298,8 @@ pub(crate) struct Connection {
 }
 
 /// The subcommands.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Task {
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Subcommand {
     /// Show who holds a lock and who waits, or who has the permits of a semaphore.
     ///
     /// A holder whose STATE is `keeps` may keep the lock between uses. Such a holder, if idle, gives the lock up as soon as a
@@ -308,35 +309,35 @@ pub(crate) enum Task {
     /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is
     /// dropped. TOKEN is always shown. With `| cat` all columns are shown, and in --json all
     /// labels are whole.
-    Ls(Ls),
+    Ls(LsArguments),
     /// Show what ls shows, live, until interrupted.
     ///
     /// `zklock ls --help` explains the states.
     ///
     /// In the background (`zklock watch PATH &`) nothing is drawn. `fg` continues the display.
-    Watch(WatchOrder),
+    Watch(WatchArguments),
     /// Draw the lines of `zklock watch --json`: who waited, who held, and when.
     ///
     /// The picture is SVG. A contender has a row, with its mode, host, label and token. Waiting is light and holding is dark.
     /// The bar of a write is high, and the bar of a read is low. Hover over a row for its times. `watch` sees neither why a
     /// holder left nor the moment between a release and the next grant. A grey bar covers the time in which `watch` was cut off.
-    Timeline(Timeline),
+    Timeline(TimelineArguments),
     /// Ask the processes that only keep a lock to give it up.
     ///
     /// A process may keep a lock between uses. Such a process gives the lock up at once, or when its present uses have
     /// ended. A holder that uses the lock loses nothing. A waiting contender asks by itself, but one with -n does not. This
     /// command does not wait until the lock is free.
-    Ask(Ask),
+    Ask(AskArguments),
     /// Forget the last run under --once-in, so that the next start runs the command.
-    Forget(Forget),
+    Forget(ForgetArguments),
     /// Set how many commands may run at once under -j, or remove the semaphore.
-    Permits(SetPermits),
+    Permits(PermitsArguments),
     /// Remove one holder or waiter, by its token.
-    Break(Break),
+    Break(BreakArguments),
     /// Look for oddities in a lock's directory, and for servers that disagree.
     ///
     /// Exit with 1 if there are any.
-    Check(Check),
+    Check(CheckArguments),
     /// Answer a completion script, which sends the words of the command line to standard input.
     #[command(hide = true)]
     Complete {
@@ -361,7 +362,7 @@ pub(crate) enum Task {
 /// The arguments of `zklock ls`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ls [OPTIONS] PATH", after_long_help = include_str!("help/ls_json.txt").trim_ascii_end())]
-pub(crate) struct Ls {
+pub(crate) struct LsArguments {
     /// The lock, or with --tree the path at and below which to look for locks.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
@@ -378,7 +379,7 @@ pub(crate) struct Ls {
 /// The arguments of `zklock watch`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock watch [OPTIONS] PATH...", after_long_help = include_str!("help/watch_json.txt").trim_ascii_end())]
-pub(crate) struct WatchOrder {
+pub(crate) struct WatchArguments {
     /// The locks. Several locks are shown in one table, with a row for each.
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<String>,
@@ -400,7 +401,7 @@ pub(crate) struct WatchOrder {
 /// The arguments of `zklock timeline`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock timeline [OPTIONS] [FILE]... > PICTURE.svg")]
-pub(crate) struct Timeline {
+pub(crate) struct TimelineArguments {
     /// The lines of each watcher, one file for each. Without a file, standard input is read.
     #[arg(value_name = "FILE", value_hint = FILE)]
     pub(crate) files: Vec<PathBuf>,
@@ -426,7 +427,7 @@ fn parse_time(text: &str) -> Result<SystemTime, String> {
 /// The arguments of `zklock ask`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ask [OPTIONS] PATH")]
-pub(crate) struct Ask {
+pub(crate) struct AskArguments {
     /// The lock. The client needs the rights READ and WRITE on the lock's directory.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
@@ -435,7 +436,7 @@ pub(crate) struct Ask {
 /// The arguments of `zklock forget`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock forget [OPTIONS] PATH")]
-pub(crate) struct Forget {
+pub(crate) struct ForgetArguments {
     /// The lock. The record is the node PATH.done beside it.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
@@ -444,7 +445,7 @@ pub(crate) struct Forget {
 /// The arguments of `zklock permits`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock permits [OPTIONS] PATH N\n       zklock permits [OPTIONS] PATH --remove")]
-pub(crate) struct SetPermits {
+pub(crate) struct PermitsArguments {
     /// The semaphore that `zklock -j` uses. It is created if there is no node. A path that has another use is refused, such as
     /// the path of a lock, of a job with a record, or of a value.
     #[arg(value_name = "PATH")]
@@ -468,7 +469,7 @@ pub(crate) struct SetPermits {
 /// The arguments of `zklock break`.
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock break [OPTIONS] PATH TOKEN")]
-pub(crate) struct Break {
+pub(crate) struct BreakArguments {
     /// The lock.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
@@ -488,7 +489,7 @@ pub(crate) struct Break {
     override_usage = "zklock check [OPTIONS] PATH",
     after_long_help = include_str!("help/check_json.txt").trim_ascii_end()
 )]
-pub(crate) struct Check {
+pub(crate) struct CheckArguments {
     /// The lock.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
@@ -604,7 +605,7 @@ mod tests {
 
     #[test]
     fn help_lines_fit_80_columns_in_a_manual_page() {
-        let mut command = Arguments::definition();
+        let mut command = Arguments::clap_command();
         let mut texts = vec![command.get_after_long_help().map(ToString::to_string), Some(MANUAL.to_owned())];
         texts.extend(command.get_subcommands_mut().map(|task| task.get_after_long_help().map(ToString::to_string)));
         let texts: Vec<String> = texts.into_iter().flatten().collect();

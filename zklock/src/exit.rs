@@ -109,7 +109,7 @@ pub(crate) fn code_of_loss(why: Loss, usually: u8) -> u8 {
 
 /// Returns the exit code that a shell reports for a process that a signal ended: 128 plus the number of the signal, but
 /// at most 255.
-pub(crate) fn by_signal(signal: i32) -> u8 {
+pub(crate) fn code_of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io;
 use std::process::ExitCode;
 
-use crate::arguments::{Arguments, Task};
+use crate::arguments::{Arguments, Subcommand};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
@@ -39,12 +39,12 @@ fn main() -> ExitCode {
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };
-    output::finish();
+    output::finish_messages();
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(exit) => {
             if !exit.message().is_empty() {
-                output::say(&output::readable(exit.message()));
+                output::print_message(&output::escape_and_shorten(exit.message()));
             }
             ExitCode::from(exit.code())
         }
@@ -67,23 +67,23 @@ fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
 async fn dispatch(arguments: Arguments) -> Result<u8, Exit> {
     let connection = &arguments.connection;
     if arguments.task.is_some() {
-        run::signals::unblock_all();
+        run::signals::unblock_all_signals();
     }
     if connection.verbose {
         log::enable();
     }
     match &arguments.task {
-        None => run::run(&arguments.run, connection).await,
-        Some(Task::Ls(ls)) => show::ls(ls, connection).await,
-        Some(Task::Watch(watch)) => show::live::watch(watch, connection).await,
-        Some(Task::Timeline(order)) => timeline::timeline(order),
-        Some(Task::Break(which)) => operate::evict(which, connection).await,
-        Some(Task::Ask(which)) => operate::ask(which, connection).await,
-        Some(Task::Forget(which)) => operate::forget(which, connection).await,
-        Some(Task::Permits(which)) => operate::permits(which, connection).await,
-        Some(Task::Check(check)) => check::check(check, connection).await,
-        Some(Task::Complete { shell }) => complete::complete(*shell).await,
-        Some(Task::Completions { shell }) => complete::completions::completions(*shell),
-        Some(Task::Man { task }) => complete::completions::man(task.as_deref()),
+        None => run::acquire_and_run(&arguments.run, connection).await,
+        Some(Subcommand::Ls(ls)) => show::list_queues(ls, connection).await,
+        Some(Subcommand::Watch(watch)) => show::live::watch_queues(watch, connection).await,
+        Some(Subcommand::Timeline(order)) => timeline::print_timeline(order),
+        Some(Subcommand::Break(which)) => operate::evict_contender(which, connection).await,
+        Some(Subcommand::Ask(which)) => operate::ask_keepers(which, connection).await,
+        Some(Subcommand::Forget(which)) => operate::forget_record(which, connection).await,
+        Some(Subcommand::Permits(which)) => operate::set_or_remove_permits(which, connection).await,
+        Some(Subcommand::Check(check)) => check::check_lock(check, connection).await,
+        Some(Subcommand::Complete { shell }) => complete::print_candidates(*shell).await,
+        Some(Subcommand::Completions { shell }) => complete::completions::print_completions(*shell),
+        Some(Subcommand::Man { task }) => complete::completions::print_manual_page(task.as_deref()),
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use zk_rwlock::{Error, Semaphore, ZooKeeper};
 
-use crate::arguments::{Ask, Break, Connection, Forget, SetPermits};
+use crate::arguments::{AskArguments, BreakArguments, ConnectionArguments, ForgetArguments, PermitsArguments};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
@@ -12,50 +12,56 @@ use crate::place::{self, LockOrSemaphore};
 use crate::show::table;
 
 /// Asks the holders that keep this lock between uses to give it up. Does not wait until they do.
-pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect_to(&which.path, connection).await?;
-    connect::lock_at(&zk, &which.path, connection)?.ask().await?;
-    place::report_if_missing(&zk, &which.path).await;
+pub(crate) async fn ask_keepers(arguments: &AskArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
+    let zk = connect_to(&arguments.path, connection).await?;
+    connect::lock_at(&zk, &arguments.path, connection)?.ask().await?;
+    place::report_if_missing(&zk, &arguments.path).await;
     Ok(0)
 }
 
 /// Removes the record of the last success under `--once-in`. Fails if there is none.
-pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect_to(&which.path, connection).await?;
-    match connect::lock_at(&zk, &which.path, connection)?.forget().await? {
+pub(crate) async fn forget_record(arguments: &ForgetArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
+    let zk = connect_to(&arguments.path, connection).await?;
+    match connect::lock_at(&zk, &arguments.path, connection)?.forget().await? {
         Some(done) => {
-            output::print(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
+            output::print_result(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
             Ok(0)
         }
         None => {
-            place::report_if_missing(&zk, &which.path).await;
-            Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", which.path)))
+            place::report_if_missing(&zk, &arguments.path).await;
+            Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", arguments.path)))
         }
     }
 }
 
 /// Sets the number of permits of a semaphore, or with `--remove` removes the semaphore.
-pub(crate) async fn permits(which: &SetPermits, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect_to(&which.path, connection).await?;
-    let mut builder = Semaphore::builder(&zk, &which.path);
-    if which.create {
+pub(crate) async fn set_or_remove_permits(
+    arguments: &PermitsArguments,
+    connection: &ConnectionArguments,
+) -> Result<u8, Exit> {
+    let zk = connect_to(&arguments.path, connection).await?;
+    let mut builder = Semaphore::builder(&zk, &arguments.path);
+    if arguments.create {
         builder = builder.at_existing_node();
     }
     let semaphore = builder.build()?;
-    let Some(number) = which.number else { return remove(&semaphore).await };
+    let Some(number) = arguments.number else { return remove_semaphore(&semaphore).await };
     // The path of a lock in use is refused, because the number of permits would turn the path into a semaphore.
-    if !connect::lock_at(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
-        return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
+    if !connect::lock_at(&zk, &arguments.path, connection)?.queue().await?.members.is_empty() {
+        return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", arguments.path)));
     }
     semaphore.set_permits(number.get()).await?;
     Ok(0)
 }
 
-async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
+async fn remove_semaphore(semaphore: &Semaphore) -> Result<u8, Exit> {
     let path = semaphore.path();
     match semaphore.remove().await {
         Ok(Some(number)) => {
-            output::print(&format!("removed the semaphore {}, which had permits={number}\n", escape_controls(path)))?;
+            output::print_result(&format!(
+                "removed the semaphore {}, which had permits={number}\n",
+                escape_controls(path)
+            ))?;
             Ok(0)
         }
         Ok(None) => Err(Exit::new(exit::NEGATIVE, format!("{path}: there is no semaphore"))),
@@ -66,39 +72,39 @@ async fn remove(semaphore: &Semaphore) -> Result<u8, Exit> {
     }
 }
 
-/// Removes the contender with the given token. Without `--yes` the user must confirm the removal. `evict` looks for the
-/// token again, so another contender that comes while the user decides is not removed.
-pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect_to(&which.path, connection).await?;
-    let place = LockOrSemaphore::at(&zk, &which.path, connection.dialect)?;
-    if !which.yes {
-        let Some(member) = place.find(which.token).await? else {
-            return report_unknown_token(&zk, &place, which).await;
+/// Removes the contender with the given token. Without `--yes` the user must confirm the removal. Looks for the
+/// token again then, so another contender that comes while the user decides is not removed.
+pub(crate) async fn evict_contender(arguments: &BreakArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
+    let zk = connect_to(&arguments.path, connection).await?;
+    let place = LockOrSemaphore::at(&zk, &arguments.path, connection.dialect)?;
+    if !arguments.yes {
+        let Some(member) = place.find_contender(arguments.token).await? else {
+            return report_unknown_token(&zk, &place, arguments).await;
         };
         if !io::stdin().is_terminal() {
             return Err(Exit::usage("break asks for confirmation, but standard input is no terminal: give --yes"));
         }
-        if !ask_for_confirmation(&format!("{}: remove {}?", which.path, escape_controls(&member.to_string()))) {
+        if !ask_for_confirmation(&format!("{}: remove {}?", arguments.path, escape_controls(&member.to_string()))) {
             return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
         }
     }
-    match place.evict(which.token).await? {
+    match place.evict(arguments.token).await? {
         Some(member) => {
-            output::print(&format!("removed {}\n", escape_controls(&member.to_string())))?;
+            output::print_result(&format!("removed {}\n", escape_controls(&member.to_string())))?;
             Ok(0)
         }
-        None => report_unknown_token(&zk, &place, which).await,
+        None => report_unknown_token(&zk, &place, arguments).await,
     }
 }
 
 /// Fails with the message that no contender has the token. The message lists the present contenders.
-async fn report_unknown_token(zk: &ZooKeeper, place: &LockOrSemaphore, which: &Break) -> Result<u8, Exit> {
+async fn report_unknown_token(zk: &ZooKeeper, place: &LockOrSemaphore, arguments: &BreakArguments) -> Result<u8, Exit> {
     let queue = place.queue().await?;
-    place::report_if_missing(zk, &which.path).await;
-    let now = table::table(&queue, output::columns(&io::stderr()), false);
+    place::report_if_missing(zk, &arguments.path).await;
+    let now = table::queue_table(&queue, output::terminal_columns(&io::stderr()), false);
     let problem = format!(
         "{}: no holder or waiter has token {}; nothing was removed. The contenders now:",
-        which.path, which.token
+        arguments.path, arguments.token
     );
     Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))
 }

@@ -19,7 +19,7 @@ use crate::terminal;
 /// The number of texts for standard error that can be queued. A text that finds the queue full is dropped.
 const UNREAD_MAX: usize = 1000;
 
-/// How long [`say()`] and [`finish`] wait at most. The time is short, because the wait blocks the thread that handles
+/// How long [`print_message`] and [`finish_messages`] wait at most. The time is short, because the wait blocks the thread that handles
 /// signals.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -37,12 +37,12 @@ pub(crate) fn is_colourful() -> bool {
 
 /// Prints `zklock: ` and a message, as [`print_and_wait`] does with the limit [`FAREWELL`]. A failure is ignored,
 /// because zklock goes on even if nobody reads its messages.
-pub(crate) fn say(words: &str) {
-    say_within(FAREWELL, words);
+pub(crate) fn print_message(words: &str) {
+    print_message_within(FAREWELL, words);
 }
 
-/// Prints a message as [`say()`] does, but waits at most `limit`. A message that is not written by then stays queued.
-pub(crate) fn say_within(limit: Duration, words: &str) {
+/// Prints a message as [`print_message`] does, but waits at most `limit`. A message that is not written by then stays queued.
+pub(crate) fn print_message_within(limit: Duration, words: &str) {
     // zklock waits so that the message appears before later output, for example that of the command.
     print_and_wait(limit, format!("zklock: {words}\n"));
 }
@@ -63,7 +63,7 @@ pub(crate) fn queue_for_stderr(text: String) {
 
 /// Waits up to [`FAREWELL`] until all queued texts are written. Does not wait if the queue is full, because then
 /// probably nobody reads standard error.
-pub(crate) fn finish() {
+pub(crate) fn finish_messages() {
     if PRINTER.get().is_some() {
         print_and_wait(FAREWELL, String::new());
     }
@@ -98,7 +98,7 @@ fn start_printer() -> Option<SyncSender<QueuedText>> {
 /// Prints a result in as few writes as possible, so that after a stop (Ctrl-Z) the screen usually shows either the
 /// whole result or nothing. Returns `Ok(false)` if standard output has no reader any more, as after `| head`, and an
 /// error if a write fails for another reason.
-pub(crate) fn print(text: &str) -> Result<bool, Exit> {
+pub(crate) fn print_result(text: &str) -> Result<bool, Exit> {
     let out = io::stdout().lock();
     let mut left = text.as_bytes();
     while !left.is_empty() {
@@ -111,7 +111,7 @@ pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     Ok(true)
 }
 
-/// Turns the outcome of a write to standard output into the result of [`print()`].
+/// Turns the outcome of a write to standard output into the result of [`print_result`].
 pub(crate) fn result_of_write(outcome: io::Result<()>) -> Result<bool, Exit> {
     match outcome {
         Ok(()) => Ok(true),
@@ -150,7 +150,7 @@ const SHORT_LINE: usize = 300;
 
 /// Makes a message with text from other users readable: escapes control characters, and shortens each line of more than
 /// [`LONGEST_LINE`] characters.
-pub(crate) fn readable(words: &str) -> String {
+pub(crate) fn escape_and_shorten(words: &str) -> String {
     let line = |line: &str| {
         let is_long = line.chars().nth(LONGEST_LINE).is_some();
         escape_controls(&if is_long { shorten_in_the_middle(line, SHORT_LINE) } else { line.to_owned() })
@@ -160,12 +160,12 @@ pub(crate) fn readable(words: &str) -> String {
 
 /// Returns an argument as a message shows it: in quotation marks, with escapes, and shortened in the middle if it is
 /// long.
-pub(crate) fn quoted(argument: &OsStr) -> String {
-    shortened_if_long(&format!("{argument:?}"))
+pub(crate) fn quote_argument(argument: &OsStr) -> String {
+    shorten_argument(&format!("{argument:?}"))
 }
 
 /// Returns the text of an argument as a message shows it: shortened in the middle if it is long.
-pub(crate) fn shortened_if_long(argument: &str) -> String {
+pub(crate) fn shorten_argument(argument: &str) -> String {
     shorten_in_the_middle(argument, SHORT_LINE)
 }
 
@@ -174,7 +174,7 @@ pub(crate) fn shortened_if_long(argument: &str) -> String {
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
-        let short = words.lines().map(|line| escape_controls(&shortened_if_long(line)) + "\n").collect::<String>();
+        let short = words.lines().map(|line| escape_controls(&shorten_argument(line)) + "\n").collect::<String>();
         return io::stderr().write_all(short.as_bytes());
     }
     error.print()
@@ -206,7 +206,7 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The number of characters for each column: [`beginning`] and [`end`] return at most this many characters for each
+/// The number of characters for each column: [`longest_beginning`] and [`longest_end`] return at most this many characters for each
 /// column that they may fill. Some characters take no column, so without this limit a text of few columns could have
 /// very many characters.
 const STACKED: usize = 4;
@@ -221,7 +221,7 @@ pub(crate) fn shorten(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
     }
-    format!("{}{MORE}", beginning(text, most.saturating_sub(1)))
+    format!("{}{MORE}", longest_beginning(text, most.saturating_sub(1)))
 }
 
 /// Returns the text if it fits into `most` columns, or else its beginning and its end with [`MORE`] between them, also
@@ -231,9 +231,10 @@ pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
         return text.to_owned();
     }
     let left = most.saturating_sub(1);
-    let begins = beginning(text, left - left / 2);
+    let begins = longest_beginning(text, left - left / 2);
     // A character without width belongs to the character before it. So `ends` must not begin with such a character.
-    let ends = end(&text[begins.len()..], left - width(begins)).trim_start_matches(|c: char| c.width() == Some(0));
+    let ends =
+        longest_end(&text[begins.len()..], left - width(begins)).trim_start_matches(|c: char| c.width() == Some(0));
     format!("{begins}{MORE}{ends}")
 }
 
@@ -242,34 +243,34 @@ const MORE: char = '…';
 
 /// Returns as much of the beginning as fits into `most` columns, within the limit of [`STACKED`]. Measures each
 /// possible beginning as a whole, because some characters are wider together than alone.
-fn beginning(text: &str, most: usize) -> &str {
+fn longest_beginning(text: &str, most: usize) -> &str {
     let ends = text.char_indices().take(STACKED.saturating_mul(most)).map(|(at, character)| at + character.len_utf8());
     let fitting = ends.take_while(|&at| width(&text[..at]) <= most).last();
     &text[..fitting.unwrap_or(0)]
 }
 
 /// Returns as much of the end as fits into `most` columns, within the limit of [`STACKED`].
-fn end(text: &str, most: usize) -> &str {
+fn longest_end(text: &str, most: usize) -> &str {
     let starts = text.char_indices().rev().take(STACKED.saturating_mul(most)).map(|(at, _)| at);
     let fitting = starts.take_while(|&at| width(&text[at..]) <= most).last();
     &text[fitting.unwrap_or(text.len())..]
 }
 
 /// Returns the time in its two greatest units that are not zero, such as `1h 5m`. Leaves out parts of a second.
-pub(crate) fn in_two_units(time: Duration) -> String {
+pub(crate) fn duration_in_two_units(time: Duration) -> String {
     let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
     whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns a time without parts of a millisecond.
-pub(crate) fn to_the_millisecond(time: Duration) -> String {
+pub(crate) fn truncate_to_millis(time: Duration) -> String {
     let whole = Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     humantime::format_duration(whole).to_string()
 }
 
 /// Breaks a line between words into lines of at most `most` columns. A longer word stays whole, because it may be a
 /// path that a user copies. Continuation lines are indented by two more columns. Without `most` the line stays whole.
-pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
+pub(crate) fn wrap_line(line: &str, most: Option<usize>) -> String {
     let Some(most) = most.filter(|most| width(line) > *most) else { return line.to_owned() };
     let words = line.trim_start_matches(' ');
     let indent = " ".repeat(line.len() - words.len());
@@ -290,8 +291,8 @@ pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
 
 /// Returns how many columns a table on this stream may take. `None` if the stream is no terminal: then there is no
 /// limit.
-pub(crate) fn columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
-    of.is_terminal().then(|| terminal::size(of).0)
+pub(crate) fn terminal_columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    of.is_terminal().then(|| terminal::columns_and_rows(of).0)
 }
 
 #[cfg(test)]
@@ -349,11 +350,11 @@ mod tests {
     #[test]
     fn lines_wrap_between_words_only() {
         let line = "  one pid 1 waits for /a/very/long/path, which two pid 2 holds";
-        assert_eq!(wrapped(line, None), line);
-        assert_eq!(wrapped(line, Some(width(line))), line);
+        assert_eq!(wrap_line(line, None), line);
+        assert_eq!(wrap_line(line, Some(width(line))), line);
         let expected = "  one pid 1 waits\n    for\n    /a/very/long/path,\n    which two pid 2\n    holds";
-        assert_eq!(wrapped(line, Some(19)), expected);
-        assert_eq!(wrapped("/long/path: free", Some(3)), "/long/path:\n  free");
+        assert_eq!(wrap_line(line, Some(19)), expected);
+        assert_eq!(wrap_line("/long/path: free", Some(3)), "/long/path:\n  free");
     }
 
     #[test]

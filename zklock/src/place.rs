@@ -47,7 +47,7 @@ impl LockOrSemaphore {
 
     /// Finds the contender with this token. If the path of an `Either` is a semaphore without such a contender, the
     /// lock at this path is searched, too, because clients of older versions may have contended for a lock there.
-    pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
+    pub(crate) async fn find_contender(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
             LockOrSemaphore::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
@@ -60,7 +60,7 @@ impl LockOrSemaphore {
         }
     }
 
-    /// Removes the contender with this token, if [`LockOrSemaphore::find`] would find one, and returns it.
+    /// Removes the contender with this token, if [`LockOrSemaphore::find_contender`] would find one, and returns it.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             LockOrSemaphore::Semaphore(semaphore) => semaphore.evict(token).await,
@@ -91,7 +91,7 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
         Err(error) => return Err(error),
     };
     let permits = format!("{}/permits", semaphore.path());
-    Ok(match connect::ask(zk, |session| session.children(&permits)).await {
+    Ok(match connect::send_request(zk, |session| session.children(&permits)).await {
         Ok(names) => is_doubtful || names.iter().any(|name| permits_of(name).is_some()),
         Err(failure) => is_doubtful && matches!(failure, Failure::NoAuth(_)),
     })
@@ -106,7 +106,7 @@ pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
 /// would mislead a user who has mistyped the path.
 pub(crate) async fn missing_path_message<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
     for node in [path.to_owned(), format!("{path}.done")] {
-        if !matches!(connect::ask(zk, |session| session.children(&node)).await, Err(Failure::NoNode)) {
+        if !matches!(connect::send_request(zk, |session| session.children(&node)).await, Err(Failure::NoNode)) {
             return None;
         }
     }
@@ -115,5 +115,5 @@ pub(crate) async fn missing_path_message<C: Coordinator>(zk: &C, path: &str) -> 
 
 /// Prints the message of [`missing_path_message`], if there is one.
 pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
-    missing_path_message(zk, path).await.iter().for_each(|words| output::say(words));
+    missing_path_message(zk, path).await.iter().for_each(|words| output::print_message(words));
 }

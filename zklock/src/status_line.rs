@@ -23,14 +23,14 @@ pub(crate) struct StatusLine {
 impl StatusLine {
     /// Returns whether a line can be drawn: standard error is a terminal with cursor control, and zklock is in its
     /// foreground.
-    pub(crate) fn is_possible() -> bool {
+    pub(crate) fn can_be_drawn() -> bool {
         output::has_cursor_control(&io::stderr()) && terminal::is_foreground(io::stderr())
     }
 
     /// Draws the first line of `briefer` for which the terminal has room, or else the last, shortened. In `briefer`
     /// each line has fewer details than the one before.
     pub(crate) fn draw(&mut self, briefer: impl IntoIterator<Item = String>) {
-        let (columns, _) = terminal::size(io::stderr());
+        let (columns, _) = terminal::columns_and_rows(io::stderr());
         let room = columns.saturating_sub(1 + TYPED);
         let lines: Vec<_> = briefer.into_iter().map(|line| format!("zklock: {line}")).collect();
         let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
@@ -44,7 +44,7 @@ impl Drop for StatusLine {
     fn drop(&mut self) {
         // The line is erased only in the foreground. If zklock is in the background, another text, such as a prompt,
         // may stand in the place of the line and would be erased.
-        if self.is_drawn && StatusLine::is_possible() {
+        if self.is_drawn && StatusLine::can_be_drawn() {
             // zklock waits until the line is erased, because the command that zklock runs may write next.
             output::print_and_wait(TAKEN_BACK, "\r\x1b[K".to_owned());
         }

@@ -61,7 +61,7 @@ impl Terminal {
         tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == group)
     }
 
-    pub(crate) fn lend(&self, group: Pid) {
+    pub(crate) fn lend_to(&self, group: Pid) {
         if let Ok(settings) = tcgetattr(&self.tty) {
             self.settings.get_or_init(|| settings);
         }
@@ -69,7 +69,7 @@ impl Terminal {
     }
 
     /// Takes the foreground back if this group has it.
-    pub(crate) fn take_back(&self, group: Pid) {
+    pub(crate) fn take_back_from(&self, group: Pid) {
         if self.is_lent_to(group) {
             with_sigttou_blocked(|| tcsetpgrp(&self.tty, self.our_group));
         }
@@ -77,7 +77,7 @@ impl Terminal {
 
     /// Restores the settings from before the first loan, if the terminal was lent and zklock has the foreground. A
     /// killed command cannot restore them itself.
-    pub(crate) fn restore(&self) {
+    pub(crate) fn restore_settings(&self) {
         if let Some(settings) = self.settings.get().filter(|_| self.is_ours()) {
             with_sigttou_blocked(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
         }
@@ -102,7 +102,7 @@ pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
 }
 
 /// Returns the columns and rows of the terminal of this stream, or 80 columns and 24 rows if either number is unknown.
-pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
+pub(crate) fn columns_and_rows(of: impl AsFd) -> (usize, usize) {
     let known = tcgetwinsize(of).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }

@@ -81,11 +81,11 @@ impl Sequence {
             Step::Leaves(place) => {
                 let number = self.left.remove(place).number;
                 self.is_closed |= !self.is_granted && self.left.is_empty();
-                self.uses.leave(number)
+                self.uses.leave_use(number)
             }
             Step::Granted => {
                 self.is_granted = true;
-                self.uses.grant()
+                self.uses.record_grant()
             }
             Step::Closed => {
                 self.is_closed = true;
@@ -93,7 +93,7 @@ impl Sequence {
             }
             Step::Failed => {
                 (self.is_closed, self.has_failed) = (true, true);
-                self.uses.fail()
+                self.uses.record_failure()
             }
             Step::Downgraded => {
                 let writer = self.writer().expect("allowed");
@@ -255,24 +255,24 @@ fn long_random_sequences_keep_the_rules() {
 #[test]
 fn only_uses_that_joined_are_counted() {
     let mut uses: Uses<u64> = Uses::new(Mode::Read);
-    assert_eq!((uses.join(Mode::Write), uses.count_so_far()), (UseState::Refused, 0));
-    assert_eq!((uses.join(Mode::Read), uses.count_so_far()), (UseState::Waits(0), 1));
-    assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "a waker of a use that was never polled");
-    assert_eq!((uses.join(Mode::Read), uses.count_so_far()), (UseState::Runs(1), 2));
+    assert_eq!((uses.join(Mode::Write), uses.joined_so_far()), (UseState::Refused, 0));
+    assert_eq!((uses.join(Mode::Read), uses.joined_so_far()), (UseState::Waits(0), 1));
+    assert!(uses.record_grant().is_empty() && uses.wakers().is_empty(), "a waker of a use that was never polled");
+    assert_eq!((uses.join(Mode::Read), uses.joined_so_far()), (UseState::Runs(1), 2));
     assert!(!uses.is_closed);
     assert!(uses.close().is_empty());
     assert!(uses.is_closed);
-    assert_eq!((uses.join(Mode::Read), uses.count_so_far()), (UseState::Refused, 2));
+    assert_eq!((uses.join(Mode::Read), uses.joined_so_far()), (UseState::Refused, 2));
 }
 
 #[test]
 fn a_shared_use_ends_with_its_last_share() {
     let mut uses: Uses<u64> = Uses::new(Mode::Write);
-    assert!(uses.grant().is_empty());
+    assert!(uses.record_grant().is_empty());
     assert_eq!(uses.join(Mode::Read), UseState::Runs(0));
-    uses.share(0);
+    uses.add_guard(0);
     assert_eq!((uses.join(Mode::Write), uses.poll_state(1, &7)), (UseState::Waits(1), WAITS));
-    assert_eq!((uses.leave(0), uses.poll_state(1, &7)), (vec![], WAITS));
-    assert_eq!((uses.leave(0), uses.poll_state(1, &7)), (vec![7], RUNS));
-    assert_eq!(uses.count_so_far(), 2, "a share was counted as a use");
+    assert_eq!((uses.leave_use(0), uses.poll_state(1, &7)), (vec![], WAITS));
+    assert_eq!((uses.leave_use(0), uses.poll_state(1, &7)), (vec![7], RUNS));
+    assert_eq!(uses.joined_so_far(), 2, "a share was counted as a use");
 }

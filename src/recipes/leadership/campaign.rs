@@ -52,7 +52,7 @@ impl CandidateStatus {
 
 /// The reason why a term ends before its work has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TermEnd {
+pub(crate) enum TermEndReason {
     Lost,
     Resigned,
     Unhealthy,
@@ -121,7 +121,7 @@ impl Candidate {
             return;
         }
         let mut next_pause = self.next_pause.lock();
-        let longest = next_pause.0.next_longest_pause(lasted, ended.is_ok());
+        let longest = next_pause.0.next_max_pause(lasted, ended.is_ok());
         next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
@@ -152,7 +152,7 @@ impl Candidate {
         let before = *unhealthy_since;
         *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
         drop(unhealthy_since);
-        let (path, data) = (self.lock.path(), self.published_data());
+        let (path, data) = (self.lock.path(), self.leader_data());
         match (before, is_healthy) {
             (None, false) => emit!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
             (Some(since), true) => {
@@ -163,7 +163,7 @@ impl Candidate {
         is_healthy
     }
 
-    fn published_data(&self) -> Option<String> {
+    fn leader_data(&self) -> Option<String> {
         self.lock.config.label.clone()
     }
 }
@@ -175,7 +175,7 @@ pub(crate) struct Campaign {
 
 impl Campaign {
     /// Waits for the next term. Returns `None` once the candidate is stopped.
-    pub(crate) fn next_term(&self) -> BoxedStep<Result<Option<RunningTerm>, Error>> {
+    pub(crate) fn next_term(&self) -> BoxedFuture<Result<Option<RunningTerm>, Error>> {
         let candidate = Arc::clone(&self.candidate);
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
@@ -189,7 +189,7 @@ impl Campaign {
                 status.term = Some(term.clone());
                 status.is_resigned = false;
             });
-            let (path, data) = (candidate.lock.path(), candidate.published_data());
+            let (path, data) = (candidate.lock.path(), candidate.leader_data());
             emit!(INFO, path, term = term.number(), data, "a term begins");
             drop(status);
             Ok(Some(RunningTerm { candidate, term, began, why: "dropped" }))
@@ -206,7 +206,7 @@ impl Drop for Campaign {
 /// A boxed future of one step of a campaign. The type `dyn Future + Send` states that the step is `Send`. Without the
 /// box, the compiler would have to prove that the future of `lead` is `Send`, and would fail if the caller's work
 /// borrows.
-type BoxedStep<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A term while its work runs. The term ends at the latest when this value is dropped, even if clones of the [`Term`]
 /// exist.
@@ -221,15 +221,15 @@ pub(crate) struct RunningTerm {
 impl RunningTerm {
     /// Waits until the work must stop: the lock is lost, the candidate has resigned or is stopped, or its health check
     /// fails.
-    fn wait_for_end(&self) -> BoxedStep<TermEnd> {
+    fn until_term_end(&self) -> BoxedFuture<TermEndReason> {
         let (candidate, term) = (Arc::clone(&self.candidate), self.term.clone());
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
             tokio::select! {
                 biased;
-                _ = term.guard.lost() => TermEnd::Lost,
-                _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => TermEnd::Resigned,
-                () = candidate.until_health_is(false) => TermEnd::Unhealthy,
+                _ = term.guard.lost() => TermEndReason::Lost,
+                _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => TermEndReason::Resigned,
+                () = candidate.until_health_is(false) => TermEndReason::Unhealthy,
             }
         })
     }
@@ -239,10 +239,10 @@ impl RunningTerm {
     /// instead.
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>, Error> {
         let term = self.term.clone();
-        let loss = || term.guard.held.detect_loss().map(|_| TermEnd::Lost);
+        let loss = || term.guard.held.detect_loss().map(|_| TermEndReason::Lost);
         // `while_held` drops the work before it returns. So the work no longer runs when the lock is given back.
-        let ended = while_held(loss, self.wait_for_end(), work).await;
-        let given_back: BoxedStep<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
+        let ended = while_held(loss, self.until_term_end(), work).await;
+        let given_back: BoxedFuture<Result<(), Error>> = Box::pin(self.give_lock_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())
     }
@@ -250,19 +250,19 @@ impl RunningTerm {
     /// Gives the lock back, and waits until its node is gone. Does not wait if the lock is lost. Also schedules the
     /// pause before the next campaign. `why` is the reason why the work was dropped, or `None` if the work has ended by
     /// itself.
-    async fn give_back(mut self, why: Option<TermEnd>) -> Result<(), Error> {
+    async fn give_lock_back(mut self, why: Option<TermEndReason>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held.detect_loss(), self.began.elapsed());
         self.why = match (loss, why) {
-            (Some(_), _) | (None, Some(TermEnd::Lost)) => "lost",
-            (None, Some(TermEnd::Resigned)) => "resigned",
-            (None, Some(TermEnd::Unhealthy)) => "unhealthy",
+            (Some(_), _) | (None, Some(TermEndReason::Lost)) => "lost",
+            (None, Some(TermEndReason::Resigned)) => "resigned",
+            (None, Some(TermEndReason::Unhealthy)) => "unhealthy",
             (None, None) => "done",
         };
         if let Some(loss) = loss {
             self.candidate.schedule_pause(lasted, Err(loss));
             return Ok(());
         }
-        if why != Some(TermEnd::Resigned) {
+        if why != Some(TermEndReason::Resigned) {
             self.candidate.schedule_pause(lasted, Ok(()));
         }
         match self.term.guard.held.give_back().await {
@@ -275,7 +275,7 @@ impl RunningTerm {
 impl Drop for RunningTerm {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
-            (self.candidate.lock.path(), self.candidate.published_data(), self.began.elapsed(), self.why);
+            (self.candidate.lock.path(), self.candidate.leader_data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // `drop` cannot wait for the reply to the removal of the node, so the reply is dropped. The removal goes on in
         // the background.
@@ -338,7 +338,7 @@ impl Backoff {
     /// Returns the maximum of the random pause before the next campaign. `lasted` is the length of the last term, or
     /// zero if the campaign failed. `without_loss` is `true` if the term or campaign ended without a loss of the lock.
     /// Returns `None` if no pause is needed: after a term that was longer than this maximum and was not lost.
-    pub(crate) fn next_longest_pause(&mut self, lasted: Duration, without_loss: bool) -> Option<Duration> {
+    pub(crate) fn next_max_pause(&mut self, lasted: Duration, without_loss: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {
             self.short = 0;
@@ -365,27 +365,26 @@ mod tests {
     #[test]
     fn the_pause_doubles_to_32_times_until_a_long_term() {
         let mut pauses = Backoff::new(SECOND);
-        let longest: Vec<_> =
-            (0..8).map(|_| pauses.next_longest_pause(Duration::ZERO, false).unwrap().as_secs()).collect();
+        let longest: Vec<_> = (0..8).map(|_| pauses.next_max_pause(Duration::ZERO, false).unwrap().as_secs()).collect();
         assert_eq!(longest, [1, 2, 4, 8, 16, 32, 32, 32]);
         assert_eq!(
-            pauses.next_longest_pause(32 * SECOND, false),
+            pauses.next_max_pause(32 * SECOND, false),
             Some(32 * SECOND),
             "the term is no longer than the last pause"
         );
-        assert_eq!(pauses.next_longest_pause(33 * SECOND, false), Some(SECOND));
-        assert_eq!(pauses.next_longest_pause(SECOND / 2, false), Some(SECOND));
+        assert_eq!(pauses.next_max_pause(33 * SECOND, false), Some(SECOND));
+        assert_eq!(pauses.next_max_pause(SECOND / 2, false), Some(SECOND));
     }
 
     #[test]
     fn only_a_short_term_without_a_loss_pauses() {
         let mut pauses = Backoff::new(SECOND);
-        assert_eq!(pauses.next_longest_pause(2 * SECOND, true), None);
-        assert_eq!(pauses.next_longest_pause(SECOND, true), Some(SECOND));
-        assert_eq!(pauses.next_longest_pause(2 * SECOND, true), Some(2 * SECOND));
-        assert_eq!(pauses.next_longest_pause(5 * SECOND, true), None);
-        assert_eq!(Backoff::new(Duration::ZERO).next_longest_pause(Duration::ZERO, false), Some(Duration::ZERO));
-        assert_eq!(Backoff::new(Duration::MAX).next_longest_pause(SECOND, false), Some(Duration::MAX));
+        assert_eq!(pauses.next_max_pause(2 * SECOND, true), None);
+        assert_eq!(pauses.next_max_pause(SECOND, true), Some(SECOND));
+        assert_eq!(pauses.next_max_pause(2 * SECOND, true), Some(2 * SECOND));
+        assert_eq!(pauses.next_max_pause(5 * SECOND, true), None);
+        assert_eq!(Backoff::new(Duration::ZERO).next_max_pause(Duration::ZERO, false), Some(Duration::ZERO));
+        assert_eq!(Backoff::new(Duration::MAX).next_max_pause(SECOND, false), Some(Duration::MAX));
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(crate) fn find_leader(dialect: Dialect, names: &[String]) -> Option<NodeName
 /// The name of the operation in errors.
 const OPERATION: &str = "read the leader of";
 
-pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
+pub(crate) fn read_leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     let lock = Arc::clone(config);
     Call::with_deadline(&config.coordinator, async move {
         let (config, path) = (&lock, &lock.directory);
@@ -86,7 +86,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
                 let Some(first) = find_leader(config.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.as_str());
                 let read = call::ask_until_answered(&session, || session.data(&node));
-                match unless_gone(&session, path, &first, read).await {
+                match none_if_node_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::new(&first, &data, stat)))),
                     Ok(None) => {}
                     Err(Failure::NoNode) => _ = presence::pause_if_leader_has(&session, &node, &mut denials).await?,
@@ -103,7 +103,7 @@ pub(crate) fn leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
 /// Returns the output of `read`, which reads the node of the candidate `it`. Returns `None` if the ensemble's leader
 /// does not have the node. If this client's server still lists the node then, also connects to another server. If the
 /// check fails, or has no answer within a session timeout, the node counts as present.
-async fn unless_gone<T>(
+async fn none_if_node_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
     it: &NodeName,
@@ -131,8 +131,8 @@ pub type LeaderChanges = Changes<LeaderUpdate>;
 
 type LeaderUpdate = Result<Option<Leader>, Error>;
 
-pub(crate) fn changes(config: &Arc<LockConfig>) -> LeaderChanges {
-    let observer = Arc::new(Observer { config: Arc::clone(config), seen: Mutex::default() });
+pub(crate) fn leader_changes(config: &Arc<LockConfig>) -> LeaderChanges {
+    let observer = Arc::new(LeaderObserver { config: Arc::clone(config), seen: Mutex::default() });
     let follower = Arc::clone(&observer);
     let mut observing = Box::pin(async move { watch_across_sessions(&*follower).await });
     Changes::new(poll_fn(move |context| match observing.as_mut().poll(context) {
@@ -141,20 +141,20 @@ pub(crate) fn changes(config: &Arc<LockConfig>) -> LeaderChanges {
     }))
 }
 
-struct Observer {
+struct LeaderObserver {
     config: Arc<LockConfig>,
-    seen: Mutex<SeenLeaders>,
+    seen: Mutex<LeaderUpdates>,
 }
 
 #[derive(Default)]
-struct SeenLeaders {
+struct LeaderUpdates {
     update: Option<LeaderUpdate>,
     /// The last item of the stream. An equal item is not yielded again. The whole leader is compared, because an ensemble that
     /// was restored from a backup gives the same term number again. Errors are compared by their text.
     last: Option<Result<Option<Leader>, String>>,
 }
 
-impl Followed for Observer {
+impl Followed for LeaderObserver {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         Some(Arc::clone(&self.config.coordinator))
     }
@@ -209,7 +209,7 @@ impl Followed for Observer {
     }
 }
 
-impl Observer {
+impl LeaderObserver {
     fn report(&self, update: LeaderUpdate) {
         self.seen.lock().update = Some(update);
     }
@@ -249,7 +249,7 @@ impl Observer {
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watch_and_read(session, &node);
-        if let Some((change, (data, stat))) = unless_gone(session, &self.config.directory, first, read).await? {
+        if let Some((change, (data, stat))) = none_if_node_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
             let mut look = Recheck::new(session);
             if let Some(event) = retry::within(look.until_leader_answers(&node, false), change).await {

@@ -306,7 +306,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn leader(&self) -> Call<Option<Leader>> {
-        leader::leader(&self.candidate.lock.config)
+        leader::read_leader(&self.candidate.lock.config)
     }
 
     /// Returns a stream of the leaders: first the present leader, and then each new leader. Changes between two polls
@@ -341,7 +341,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> LeaderChanges {
-        leader::changes(&self.candidate.lock.config)
+        leader::leader_changes(&self.candidate.lock.config)
     }
 
     /// Returns the lock on which the candidates are elected, for its queue and for its calls for operators.

@@ -30,7 +30,7 @@ fn lost_error((path, why): (&str, Loss)) -> Error {
 
 /// Returns the output of the first future that is ready. If several are ready at one poll, the earliest in the list
 /// counts. Never returns if the list is empty.
-async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
+async fn first_ready<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
         true => pending().await,
@@ -59,7 +59,7 @@ impl MultiGuard {
 
     /// Waits for the grant of the next lock, whose directory is `path`, and adds that lock. Fails if `granted` fails,
     /// or if a lock of this guard is lost during the wait.
-    pub(crate) async fn add(
+    pub(crate) async fn add_when_granted(
         &mut self,
         path: &str,
         granted: impl Future<Output = Result<Arc<Contender>, Error>>,
@@ -74,8 +74,8 @@ impl MultiGuard {
     }
 
     /// Returns the guard, once all locks are granted. Fails if a lock was lost while the later locks were acquired.
-    pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
-        match self.loss() {
+    pub(crate) fn check_all_held(self) -> Result<MultiGuard, Error> {
+        match self.first_loss() {
             Some(loss) => Err(evicted_error(loss)),
             None => Ok(self),
         }
@@ -83,7 +83,7 @@ impl MultiGuard {
 
     /// Returns the path of the lost lock, and the reason; `None` if no lock is lost. If several locks are lost, always
     /// returns the loss that was found first.
-    fn loss(&self) -> Option<(&str, Loss)> {
+    fn first_loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
             let found = self.locks.iter().find_map(|held| Some((held.user_path().to_owned(), held.detect_loss()?)))?;
             Some(self.first_loss.get_or_init(|| found))
@@ -131,14 +131,14 @@ impl MultiGuard {
 
     /// Returns whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_held(&self) -> bool {
-        self.loss().is_none()
+        self.first_loss().is_none()
     }
 
     /// Returns the state of the guard. The guard is lost if any of its locks is lost. Otherwise it is suspect if any of
     /// its locks is suspect, and held if none is. If several locks are suspect, the state has the earliest `until` of
     /// them.
     pub fn state(&self) -> HoldState {
-        match self.loss() {
+        match self.first_loss() {
             Some((_, why)) => HoldState::Lost { why },
             None => worst_state(self.locks.iter().map(|held| held.hold_state())).unwrap_or(HoldState::Held),
         }
@@ -196,10 +196,10 @@ impl MultiGuard {
     /// ```
     pub async fn lost(&self) -> (&str, Loss) {
         loop {
-            if let Some(loss) = self.loss() {
+            if let Some(loss) = self.first_loss() {
                 return loss;
             }
-            first_of(self.locks.iter().map(|held| held.until_lost())).await;
+            first_ready(self.locks.iter().map(|held| held.until_lost())).await;
         }
     }
 
@@ -239,7 +239,7 @@ impl MultiGuard {
             let first = held.until_contended().await.map_err(|error| error.with_lock_path(held.user_path()))?;
             Ok((held.user_path(), first))
         });
-        self.run(first_of(each)).await?
+        self.run(first_ready(each)).await?
     }
 
     /// Runs `work` while all the locks are held, and drops `work` as soon as a lock is lost. [`Hold::run`](crate::Hold::run)
@@ -264,7 +264,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        while_held(|| self.loss(), self.lost(), work).await.map_err(lost_error)
+        while_held(|| self.first_loss(), self.lost(), work).await.map_err(lost_error)
     }
 
     /// Reads any node. Returns `None` if the node does not exist.
@@ -297,7 +297,7 @@ impl MultiGuard {
         let Some(last) = self.locks.last() else { return Ok(None) };
         // The node of the last lock was created last. So a read on its session sees everything that was written before
         // any of the locks was granted.
-        self.run(last.read_node(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
+        self.run(last.read_node(path.as_ref())).await?.map_err(|error| match (error, self.first_loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
             (lost @ Error::Lost(_), None) => lost.with_lock_path(last.user_path()),
             (error, _) => error,
@@ -340,7 +340,7 @@ impl MultiGuard {
     /// [`WriteGuard::release`](crate::WriteGuard::release). The call tries to give back every lock, even after such an
     /// error.
     pub async fn release(mut self) -> Result<(), Error> {
-        let loss = self.loss().map(lost_error);
+        let loss = self.first_loss().map(lost_error);
         let locks = mem::take(&mut self.locks);
         let release = |held: Arc<Contender>| async move {
             let path = held.user_path().to_owned();

@@ -178,7 +178,7 @@ impl MultiLock {
         // would even make the lock look taken. So idle kept nodes are given up first.
         self.locks.iter().for_each(|(lock, _)| lock.give_up_idle_node());
         let all: Vec<_> =
-            self.locks.iter().map(|(lock, mode)| acquisition(lock, *mode, AcquireOptions::default())).collect();
+            self.locks.iter().map(|(lock, mode)| new_acquisition(lock, *mode, AcquireOptions::default())).collect();
         let mut limit = Duration::MAX;
         for (one, check) in all.iter().zip(join_all(all.iter().map(Acquisition::fail_if_taken)).await) {
             limit = one.report_error(check).map_err(|error| error.with_lock_path(one.config.user_path()))?;
@@ -189,9 +189,9 @@ impl MultiLock {
             // `fail_if_taken` has just found the lock free. So the lock need not be listed again before this
             // contender's node is created.
             let take = async { one.report_error(one.take_now(limit).await) };
-            taken.add(&path, span.instrument(pin!(take))).await?;
+            taken.add_when_granted(&path, span.instrument(pin!(take))).await?;
         }
-        taken.complete()
+        taken.check_all_held()
     }
 
     async fn acquire(&self, mut options: AcquireOptions) -> Result<MultiGuard, Error> {
@@ -200,15 +200,15 @@ impl MultiLock {
         _ = options.start_timeout();
         let mut taken = MultiGuard::empty();
         for (lock, mode) in &*self.locks {
-            let mut one = acquisition(lock, *mode, options.clone());
+            let mut one = new_acquisition(lock, *mode, options.clone());
             let granted = async { one.begin_trace().instrument(pin!(one.acquire())).await };
-            taken.add(lock.path(), granted).await?;
+            taken.add_when_granted(lock.path(), granted).await?;
         }
-        taken.complete()
+        taken.check_all_held()
     }
 }
 
-fn acquisition(lock: &RwLock, mode: Mode, options: AcquireOptions) -> Acquisition {
+fn new_acquisition(lock: &RwLock, mode: Mode, options: AcquireOptions) -> Acquisition {
     Acquisition::new(Arc::clone(&lock.config), mode, options)
 }
 

@@ -95,7 +95,7 @@ impl ValueRules {
             return Err(ValueError::Unset);
         }
         let (Header { format: found, written, .. }, payload) =
-            Header::split(bytes).map_err(|problem| ValueError::Foreign { problem })?;
+            Header::split_from(bytes).map_err(|problem| ValueError::Foreign { problem })?;
         if written.schema > self.schema {
             return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(written) });
         }
@@ -111,13 +111,13 @@ impl ValueRules {
 /// schema.
 pub(crate) struct Codec<T> {
     pub(crate) format: Box<dyn Format<T>>,
-    pub(crate) initial: Option<Initial<T>>,
-    pub(crate) migrate: Option<Migrate<T>>,
+    pub(crate) initial: Option<InitialFn<T>>,
+    pub(crate) migrate: Option<MigrateFn<T>>,
 }
 
-pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
+pub(crate) type InitialFn<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
+pub(crate) type MigrateFn<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
 
 impl<T: 'static> Codec<T> {
     pub(crate) fn decode(&self, rules: &ValueRules, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
@@ -184,7 +184,7 @@ pub(crate) struct Header {
 
 impl Header {
     /// Returns the bytes of a node: this header, followed by the value's own bytes.
-    pub(crate) fn to_bytes(&self, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn prepend_to(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
         let (label, at) =
             (field_line("label", label.as_deref()), humantime::format_rfc3339_millis(clamp_to_printable(*at)));
@@ -196,7 +196,7 @@ impl Header {
 
     /// Splits a node's bytes into the header and the value's own bytes. The error is the reason why the bytes are not from this
     /// library.
-    pub(crate) fn split(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
+    pub(crate) fn split_from(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
         let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
         if !bytes.starts_with(MAGIC.as_bytes()) {
             return Err(foreign());
@@ -227,7 +227,7 @@ impl Header {
 }
 
 /// Returns the present time, rounded down to milliseconds, the precision of the header.
-pub(crate) fn now() -> SystemTime {
+pub(crate) fn now_to_the_millisecond() -> SystemTime {
     let since = clamp_to_printable(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
 }
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_node_is_a_text_header_and_the_unchanged_value() {
-        let bytes = header().to_bytes(b"{\"endpoint\":\"db-1\"}");
+        let bytes = header().prepend_to(b"{\"endpoint\":\"db-1\"}");
         let text = "zk-rwlock value 1\nformat=json\nschema=3\nhost=web-1\nlabel=rotate = keys\ntoken=4294967301\ncommit=1\n\
                     after=4294967290/2\nat=2026-11-21T09:30:00.125Z\n\n{\"endpoint\":\"db-1\"}";
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
@@ -427,8 +427,8 @@ mod tests {
     #[test]
     fn any_bytes_can_be_the_value() {
         for payload in [&b""[..], b"\n\n", b"\n\nzk-rwlock value 1\n", &[0, 255, 10, 10, 0]] {
-            let bytes = header().to_bytes(payload);
-            assert_eq!(Header::split(&bytes), Ok((header(), payload)));
+            let bytes = header().prepend_to(payload);
+            assert_eq!(Header::split_from(&bytes), Ok((header(), payload)));
         }
     }
 
@@ -445,14 +445,15 @@ mod tests {
             (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=x\n\n", "token is not a number"),
             (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=1\ncommit=-1\n\n", "commit is not a number"),
         ] {
-            assert_eq!(Header::split(bytes), Err(reason.to_owned()));
+            assert_eq!(Header::split_from(bytes), Err(reason.to_owned()));
         }
     }
 
     #[test]
     fn fields_of_later_versions_are_ignored() {
-        let text = String::from_utf8(header().to_bytes(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
-        assert_eq!(Header::split(text.as_bytes()), Ok((header(), &b"1"[..])));
+        let text =
+            String::from_utf8(header().prepend_to(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
+        assert_eq!(Header::split_from(text.as_bytes()), Ok((header(), &b"1"[..])));
     }
 
     #[test]
@@ -460,20 +461,20 @@ mod tests {
         let bare = Header { after: None, ..header() };
         let written = Written { label: Some("keys\r".to_owned()), ..header().written };
         let returned = Header { written, ..header() };
-        assert_eq!(Header::split(&returned.to_bytes(b"1")), Ok((returned, &b"1"[..])));
+        assert_eq!(Header::split_from(&returned.prepend_to(b"1")), Ok((returned, &b"1"[..])));
         let samples = [
-            header().to_bytes(b"{\"endpoint\":\"db-1\"}"),
-            bare.to_bytes(b"\n\n\0\xff"),
+            header().prepend_to(b"{\"endpoint\":\"db-1\"}"),
+            bare.prepend_to(b"\n\n\0\xff"),
             b"zk-rwlock value 2\n\n".to_vec(),
         ];
-        fuzz(&samples, |bytes| match Header::split(bytes) {
+        fuzz(&samples, |bytes| match Header::split_from(bytes) {
             Ok((header, payload)) => {
                 assert!(bytes.ends_with(payload));
                 // The header is encoded once more before the comparison, because the random bytes may spell numbers and
                 // times in another way than this library.
-                let written = header.to_bytes(payload);
-                let (again, same) = Header::split(&written).unwrap();
-                assert_eq!((again.to_bytes(same), same), (written.clone(), payload));
+                let written = header.prepend_to(payload);
+                let (again, same) = Header::split_from(&written).unwrap();
+                assert_eq!((again.prepend_to(same), same), (written.clone(), payload));
                 assert_eq!((again.format, again.after), (header.format, header.after));
                 assert_eq!(again.written.token, header.written.token);
                 assert_eq!((again.written.host, again.written.label), (header.written.host, header.written.label));

@@ -12,9 +12,9 @@ use crate::lock::acquire::{self, Acquire, Granting, Guard};
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::queue::mode::Mode;
 use crate::recipes::shared::codec::{CommitId, Stored};
-use crate::recipes::shared::node::{Base, CommittedValue};
+use crate::recipes::shared::node::{CommitBase, CommittedValue};
 use crate::recipes::shared::shared::Shared;
-use crate::recipes::shared::store::{Loaded, SharedState};
+use crate::recipes::shared::store::{LoadedValue, SharedState};
 use crate::session::request::{Failure, Loss};
 
 /// A [`Shared`](crate::Shared) value, held to read. Derefs to the value as it was when the lock was granted. While the
@@ -33,7 +33,7 @@ pub struct SharedReadGuard<T> {
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedWriteGuard<T> {
-    loaded: Loaded<T>,
+    loaded: LoadedValue<T>,
     /// Whether the outcome of this guard's last commit is unknown: the future of the commit was dropped, or the search
     /// for the outcome failed.
     in_doubt: bool,
@@ -145,7 +145,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     pub async fn commit(&mut self) -> Result<Written, Error> {
         let (node, hold, loaded) = (&self.state.node, &self.guard.held, &mut self.loaded);
         if self.in_doubt {
-            loaded.base = node.base_after_doubt(hold, loaded.base).await?;
+            loaded.base = node.base_after_unknown_commit(hold, loaded.base).await?;
         }
         let payload = self.state.encode(&loaded.value)?;
         self.in_doubt = true;
@@ -153,7 +153,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let committed = answer?;
         let CommittedValue { version, written, .. } = &committed;
-        loaded.base = Base { version: Some(*version), commit_id: Some(CommitId::new(written)), ..loaded.base };
+        loaded.base = CommitBase { version: Some(*version), commit_id: Some(CommitId::new(written)), ..loaded.base };
         loaded.written = Some(written.clone());
         self.state.record_commit(hold.session().lease(), &committed);
         Ok(committed.written)
@@ -273,7 +273,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { state } = self.clone();
         Call::new(|deadline| {
-            acquire::try_acquire_and(state.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| {
+            acquire::try_acquire_then(state.node.lock.clone(), Mode::Read, deadline, ReadGuard::new, |it| {
                 load_read_guard(state, it)
             })
         })
@@ -291,7 +291,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { state } = self.clone();
         Call::new(|deadline| {
-            acquire::try_acquire_and(state.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
+            acquire::try_acquire_then(state.node.lock.clone(), Mode::Write, deadline, WriteGuard::new, |it| {
                 load_write_guard(state, None, None, it)
             })
         })
@@ -302,7 +302,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
     fn acquire(Shared { state }: Shared<T>, options: AcquireOptions) -> Granting<SharedReadGuard<T>> {
-        Granting::new(acquire::acquire_and(state.node.lock.clone(), options, |guard| load_read_guard(state, guard)))
+        Granting::new(acquire::acquire_then(state.node.lock.clone(), options, |guard| load_read_guard(state, guard)))
     }
 }
 
@@ -312,7 +312,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 
     fn acquire((Shared { state }, instead): Self::Source, options: AcquireOptions) -> Granting<SharedWriteGuard<T>> {
         let label = options.label.clone();
-        Granting::new(acquire::acquire_and(state.node.lock.clone(), options, |guard| {
+        Granting::new(acquire::acquire_then(state.node.lock.clone(), options, |guard| {
             load_write_guard(state, instead, label, guard)
         }))
     }

@@ -61,7 +61,7 @@ pub(crate) struct LocalCopy {
 }
 
 /// A value or an error, with the number of its event.
-pub(crate) type ValueEvent = (u64, Result<Arc<SeenContent>, Error>);
+pub(crate) type NumberedContent = (u64, Result<Arc<SeenContent>, Error>);
 
 /// The content of the node at one time.
 pub(crate) struct SeenContent {
@@ -86,7 +86,7 @@ impl LocalCopy {
 
     /// Looks for an event after the event number `seen`. Returns the newest value if it came after `seen`. Otherwise
     /// returns the present error if that came after `seen`.
-    pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent> {
+    pub(crate) fn event_after(&self, seen: u64) -> Option<NumberedContent> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
         value.chain(trouble).find(|(event, _)| *event > seen)
@@ -94,7 +94,7 @@ impl LocalCopy {
 
     /// Returns whether the last error says that the node has no value, and no value came after the event number
     /// `before`.
-    pub(super) fn has_no_value_since(&self, before: u64) -> bool {
+    pub(super) fn has_had_no_value_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
         self.newest.as_ref().is_none_or(|newest| newest.event <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }

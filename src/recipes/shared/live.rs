@@ -70,7 +70,7 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn get(&self) -> Arc<Stored<T>> {
-        self.state.latest().unwrap_or_else(|| Arc::clone(&self.first))
+        self.state.latest_value().unwrap_or_else(|| Arc::clone(&self.first))
     }
 
     /// Returns how fresh [`get`](Self::get) is now. Sends nothing, and waits for nothing.
@@ -80,7 +80,7 @@ impl<T: Send + Sync + 'static> Live<T> {
 
     /// Returns a stream of the values: first the present one, then each new one that is read. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        changes(&self.state)
+        value_changes(&self.state)
     }
 }
 
@@ -126,7 +126,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn live(&self) -> Call<Live<T>> {
         let state = Arc::clone(&self.state);
         Call::with_deadline(self.state.node.coordinator(), async move {
-            let first = changes(&state).next().await;
+            let first = value_changes(&state).next().await;
             let first = first.unwrap_or_else(|| Err::<_, Error>(state.end_error()))?;
             Ok(Live { state, first })
         })
@@ -136,7 +136,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// an [initial](crate::shared::SharedBuilder::initial) one was given, the initial value is written, and is the
     /// first item. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        changes(&self.state)
+        value_changes(&self.state)
     }
 
     /// Waits until `is_wanted` returns `true` for the value, and returns that value. Returns at once if the present
@@ -174,7 +174,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn wait_for(&self, mut is_wanted: impl FnMut(&T) -> bool + Send + 'static) -> Call<Arc<Stored<T>>> {
         let state = Arc::clone(&self.state);
         Call::with_deadline(self.state.node.coordinator(), async move {
-            let mut changes = changes(&state);
+            let mut changes = value_changes(&state);
             loop {
                 match changes.next().await {
                     Some(Ok(value)) if is_wanted(&value) => return Ok(value),
@@ -218,10 +218,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
 pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
 /// Starts the background task that watches the node, unless it runs. Returns a stream of the values.
-fn changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChanges<T> {
+fn value_changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChanges<T> {
     state.start_follower();
     let (state, known) = (Arc::clone(state), state.known.subscribe());
-    let subscriber = Subscriber { state, known, is_new: true, before: 0, seen: 0, initial_write: None };
+    let subscriber = ValueSubscriber { state, known, is_new: true, before: 0, seen: 0, initial_write: None };
     Changes::new(unfold(subscriber, |mut subscriber| async {
         let next = subscriber.next().await?;
         subscriber.is_new = false;
@@ -231,7 +231,7 @@ fn changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChange
 
 /// The state of one stream of values. `seen` is the stream's position among the numbered events of the copy
 /// ([`LocalCopy`]).
-struct Subscriber<T> {
+struct ValueSubscriber<T> {
     state: Arc<SharedState<T>>,
     known: watch::Receiver<LocalCopy>,
     /// Whether the stream has yielded nothing yet.
@@ -247,7 +247,7 @@ struct Subscriber<T> {
 /// Receives the error of the background write of the initial value. Dropping the receiver stops the write.
 type InitialWriteHandle = oneshot::Receiver<Error>;
 
-impl<T: Send + Sync + 'static> Subscriber<T> {
+impl<T: Send + Sync + 'static> ValueSubscriber<T> {
     async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
         loop {
             let (event, is_unset, is_over) = {
@@ -255,7 +255,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 if self.is_new {
                     (self.before, self.seen) = (known.vanished, self.seen.max(known.vanished));
                 }
-                (known.event_after(self.seen), known.has_no_value_since(self.before), known.over.is_some())
+                (known.event_after(self.seen), known.has_had_no_value_since(self.before), known.over.is_some())
             };
             if !is_unset {
                 // The node has had a value since the write began, or it is unknown whether the node has one. Setting
@@ -264,7 +264,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
             }
             self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);
             match event {
-                Some((_, Ok(value))) => return Some(self.state.value_of(&value)),
+                Some((_, Ok(value))) => return Some(self.state.decode_seen(&value)),
                 Some((_, Err(error))) => {
                     if is_unset && error.value_error() != Some(&ValueError::Vanished) {
                         self.initial_write = self.initial_write.take().or_else(|| self.start_initial_write());
@@ -311,7 +311,7 @@ impl<T: Send + Sync + 'static> Subscriber<T> {
                 () = failed.closed() => {}
                 // Stops the write once the node has a value. The stream cannot do this, because it may not be polled
                 // for a long time. `map(drop)` ends the borrow of the copy before the write is dropped.
-                () = known.wait_for(|known| !known.has_no_value_since(before)).map(drop) => {}
+                () = known.wait_for(|known| !known.has_had_no_value_since(before)).map(drop) => {}
                 error = write => drop(failed.send(error)),
             }
         };

@@ -48,13 +48,13 @@ impl ValueNode {
 
     /// Reads the node. Returns its content, which is empty if there is no node, and its state, which the next commit
     /// will replace. `is_known` says whether this process has seen a value in the node before.
-    pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
+    pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, CommitBase), Error> {
         let node = hold.read_node(&self.path).await?;
         let absence = match node {
             Some(_) => Absence::default(),
-            None => hold.run_while_held(absence_of(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
+            None => hold.run_while_held(read_absence(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
         };
-        let base = Base { absence, ..Base::new(node.as_ref()) };
+        let base = CommitBase { absence, ..CommitBase::new(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 
@@ -63,7 +63,7 @@ impl ValueNode {
         hold: &Contender,
         payload: &[u8],
         label: &Option<String>,
-        base: Base,
+        base: CommitBase,
     ) -> Result<CommittedValue, Error> {
         let (node, config) = (hold.node(), &self.lock.config);
         let written = Written {
@@ -71,19 +71,19 @@ impl ValueNode {
             label: label.clone(),
             token: node.token(),
             commit: node.change(|it| it.state.next_commit()),
-            at: codec::now(),
+            at: codec::now_to_the_millisecond(),
             schema: self.rules.schema,
         };
         let commit_id = CommitId::new(&written);
         let header = Header { format: self.rules.name.clone(), written, after: base.commit_id };
-        let bytes = header.to_bytes(payload);
+        let bytes = header.prepend_to(payload);
         if bytes.len() > self.rules.size_limit {
             node.change(|it| it.state.commit_not_sent(commit_id.commit));
             return Err(
                 self.value_error(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.rules.size_limit) })
             );
         }
-        Commit { node: self, hold, bytes: &bytes, commit_id, base }.carry_out().await?;
+        ValueCommit { node: self, hold, bytes: &bytes, commit_id, base }.carry_out().await?;
         let version = base.version.map_or(0, |version| version.wrapping_add(1));
         Ok(CommittedValue { bytes, czxid: base.czxid, version, written: header.written })
     }
@@ -93,7 +93,7 @@ impl ValueNode {
         &self,
         hold: &Contender,
         payload: &[u8],
-        base: Base,
+        base: CommitBase,
     ) -> Result<Option<CommittedValue>, Error> {
         match self.write(hold, payload, self.label(), base).await {
             Err(Error::TransactionRefused {
@@ -138,13 +138,18 @@ impl ValueNode {
     /// node's present state if this holder wrote that state, or else `before`. If another client has written the node
     /// since `before`, the version check then refuses the next commit. Fails if the lock is lost, the node cannot be
     /// read, or another client has deleted the node and created it again.
-    pub(crate) async fn base_after_doubt(&self, hold: &Contender, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn base_after_unknown_commit(
+        &self,
+        hold: &Contender,
+        before: CommitBase,
+    ) -> Result<CommitBase, Error> {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
         }
         let node = read_synced(hold.session(), &self.path).await;
-        let now =
-            Base::new(node.map_err(|failure| Error::from_failure_under_lock(failure, "read", &self.path))?.as_ref());
+        let now = CommitBase::new(
+            node.map_err(|failure| Error::from_failure_under_lock(failure, "read", &self.path))?.as_ref(),
+        );
         if now.commit_id.is_some_and(|commit_id| commit_id.token == hold.node().token()) {
             return Ok(now);
         }
@@ -158,7 +163,7 @@ impl ValueNode {
 
 /// The state of the node before a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Base {
+pub(crate) struct CommitBase {
     /// The version of the node. `None` if there is no node.
     pub(crate) version: Option<i32>,
     /// The czxid of the node. `None` if there is no node, or if this holder created the node, because the reply to a
@@ -178,10 +183,10 @@ pub(crate) struct Absence {
     has_twin: bool,
 }
 
-impl Base {
-    pub(crate) fn new(node: Option<&NodeData>) -> Base {
-        let header = node.and_then(|node| Header::split(&node.data).ok());
-        Base {
+impl CommitBase {
+    pub(crate) fn new(node: Option<&NodeData>) -> CommitBase {
+        let header = node.and_then(|node| Header::split_from(&node.data).ok());
+        CommitBase {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
             commit_id: header.map(|(header, _)| CommitId::new(&header.written)),
@@ -200,15 +205,15 @@ impl Base {
     }
 }
 
-struct Commit<'a> {
+struct ValueCommit<'a> {
     node: &'a ValueNode,
     hold: &'a Contender,
     bytes: &'a [u8],
     commit_id: CommitId,
-    base: Base,
+    base: CommitBase,
 }
 
-impl Commit<'_> {
+impl ValueCommit<'_> {
     /// Writes the bytes if the lock is held and the node is still in the state `base`. If the reply is lost, reads the
     /// node, and writes again, a limited number of times, if the commit was certainly not carried out.
     async fn carry_out(self) -> Result<(), Error> {
@@ -222,7 +227,7 @@ impl Commit<'_> {
             tries += 1;
             // If a repeated commit is refused, the node is read, too. The first commit may have changed the version,
             // and so may have caused the refusal.
-            let (fate, loss) = self.find_fate().await.unwrap_or((TransactionFate::Unknown, None));
+            let (fate, loss) = self.read_commit_fate().await.unwrap_or((TransactionFate::Unknown, None));
             let is_repeated = fate == TransactionFate::Undone && loss.is_none() && tries < TRIES;
             if is_unknown && (fate == TransactionFate::Done || is_repeated) {
                 self.hold.node().settle_write();
@@ -253,8 +258,8 @@ impl Commit<'_> {
     /// Reads the node, and returns what became of the commit. If the lock is lost or the session has ended, first
     /// deletes this holder's lock node, so that the commit cannot take effect later, and also returns the loss. Returns
     /// `None` if the delete or the read fails.
-    async fn find_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
-        let fate = |node: Option<(Vec<u8>, Stat)>| fate_of(node.as_ref(), self.base, self.commit_id);
+    async fn read_commit_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
+        let fate = |node: Option<(Vec<u8>, Stat)>| commit_fate(node.as_ref(), self.base, self.commit_id);
         match self.hold.run_while_held(retry::data(self.hold.session(), &self.node.path, true)).await {
             Err(_) | Ok(Err(Failure::Over(_))) => {}
             Ok(read) => return Some((fate(read.ok()?), None)),
@@ -270,13 +275,13 @@ impl Commit<'_> {
 }
 
 /// Returns what became of the commit `commit_id`, which was to replace the state `base`. `node` is the present content.
-fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> TransactionFate {
+fn commit_fate(node: Option<&(Vec<u8>, Stat)>, base: CommitBase, commit_id: CommitId) -> TransactionFate {
     let Some((data, stat)) = node else {
         // If the commit was to create the node, the commit was not carried out. If the node existed before the commit,
         // another client has deleted the node, and it is unknown whether that was before or after the commit.
         return if base.version.is_none() { TransactionFate::Undone } else { TransactionFate::Unknown };
     };
-    let header = Header::split(data).ok().map(|(header, _)| header);
+    let header = Header::split_from(data).ok().map(|(header, _)| header);
     let (last, after) = (header.as_ref().map(|it| CommitId::new(&it.written)), header.as_ref().and_then(|it| it.after));
     if last == Some(commit_id) || after == Some(commit_id) {
         return TransactionFate::Done;
@@ -299,7 +304,7 @@ fn fate_of(node: Option<&(Vec<u8>, Stat)>, base: Base, commit_id: CommitId) -> T
 /// Returns whether a node that this client's server does not show existed before, and was deleted. The node existed
 /// before if this process has seen a value in it (`is_known`), or if its twin exists: an empty node that shows that the
 /// value existed. Asks the ensemble's leader whether the node is gone, because this client's server may lag behind.
-pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
+pub(crate) async fn read_absence(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_path(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
@@ -324,7 +329,7 @@ mod tests {
     fn value(by: CommitId, after: Option<CommitId>) -> Vec<u8> {
         let CommitId { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };
-        Header { format: "raw".to_owned(), written, after }.to_bytes(b"x")
+        Header { format: "raw".to_owned(), written, after }.prepend_to(b"x")
     }
 
     fn stat(version: i32, czxid: i64) -> Stat {
@@ -353,9 +358,10 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), TransactionFate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), TransactionFate::Undone),
         ] {
-            let base = Base { version: base, czxid: base.map(|_| 1), commit_id: None, absence: Absence::default() };
+            let base =
+                CommitBase { version: base, czxid: base.map(|_| 1), commit_id: None, absence: Absence::default() };
             let node = node.map(|(data, version)| (data.clone(), stat(version, 1)));
-            let found = fate_of(node.as_ref(), base, OURS);
+            let found = commit_fate(node.as_ref(), base, OURS);
             assert_eq!(found, expected, "{base:?}, then {:?}", node.map(|it| it.1));
         }
     }
@@ -363,14 +369,14 @@ mod tests {
     #[test]
     fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
-        let base = Base { version: Some(3), czxid: Some(1), commit_id: None, absence: Absence::default() };
+        let base = CommitBase { version: Some(3), czxid: Some(1), commit_id: None, absence: Absence::default() };
         for (data, version, expected) in [
             (&others, 3, TransactionFate::Unknown),
             (&others, 4, TransactionFate::Unknown),
             (&ours, 0, TransactionFate::Done),
         ] {
             let node = (data.clone(), stat(version, 2));
-            assert_eq!(fate_of(Some(&node), base, OURS), expected, "{version}");
+            assert_eq!(commit_fate(Some(&node), base, OURS), expected, "{version}");
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::error::value::{ValueError, Written};
 use crate::lock::hold::ReadGuard;
 use crate::recipes::shared::codec::{Codec, Header, Stored};
 use crate::recipes::shared::known::{CopyState, LocalCopy, SeenContent};
-use crate::recipes::shared::node::{self, Base, CommittedValue, ValueNode};
+use crate::recipes::shared::node::{self, CommitBase, CommittedValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, watch_across_sessions};
 use crate::session::lease::Lease;
@@ -35,19 +35,19 @@ const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct SharedState<T> {
-    /// Dropping this sender stops the [`Follower`] of the node. The field stands first, so it is dropped first, and the
+    /// Dropping this sender stops the [`ValueFollower`] of the node. The field stands first, so it is dropped first, and the
     /// follower's watch and session slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
     /// The copy of the node. The follower owns another pointer to the copy, and updates it.
     pub(super) known: Arc<watch::Sender<LocalCopy>>,
-    decoded: Mutex<Decoded<T>>,
+    decoded: Mutex<DecodedValues<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
     pub(crate) codec: Codec<T>,
     pub(crate) node: Arc<ValueNode>,
 }
 
 /// What callers have decoded from the copy.
-struct Decoded<T> {
+struct DecodedValues<T> {
     /// The number of the newest event whose value was decoded. 0 at first.
     event: u64,
     /// The value of this event, or the error of its decoding. `None` before the first decoding.
@@ -68,16 +68,16 @@ struct KeptValue<T> {
 }
 
 /// The value at the start of a write, and the state of its node.
-pub(crate) struct Loaded<T> {
+pub(crate) struct LoadedValue<T> {
     pub(crate) value: T,
     pub(crate) written: Option<Written>,
-    pub(crate) base: Base,
+    pub(crate) base: CommitBase,
 }
 
 impl<T> SharedState<T> {
     pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<SharedState<T>> {
         let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(LocalCopy::default())));
-        let (decoded, kept) = (Mutex::new(Decoded { event: 0, value: None, last_good: None }), Mutex::new(None));
+        let (decoded, kept) = (Mutex::new(DecodedValues { event: 0, value: None, last_good: None }), Mutex::new(None));
         Arc::new(SharedState { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
@@ -93,7 +93,7 @@ impl<T> SharedState<T> {
         known.filter(|kept| kept.writes == writes).map(|kept| Arc::clone(&kept.value))
     }
 
-    fn keep_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
+    fn store_kept_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
             let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held.node()), writes };
             let before = self.kept.lock().replace(kept);
@@ -126,7 +126,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
                 }
                 (Ok(value), _) => {
                     let value = Arc::new(value);
-                    self.keep_value(guard, writes, &value);
+                    self.store_kept_value(guard, writes, &value);
                     return Ok(value);
                 }
                 (Err(error), _) => return Err(node.value_error(error)),
@@ -135,22 +135,22 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     }
 
     /// Returns the value at the start of a write: `instead` if that is given, else the node's value, else the initial value.
-    pub(crate) async fn load_for_write(&self, hold: &Contender, instead: Option<T>) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load_for_write(&self, hold: &Contender, instead: Option<T>) -> Result<LoadedValue<T>, Error> {
         let SharedState { node, codec, .. } = self;
         let is_known = self.known.borrow().was_seen;
         let (bytes, base) = node.read(hold, is_known).await?;
         if let Some(value) = instead {
-            let written = Header::split(&bytes).ok().map(|(header, _)| header.written);
-            return Ok(Loaded { value, written, base });
+            let written = Header::split_from(&bytes).ok().map(|(header, _)| header.written);
+            return Ok(LoadedValue { value, written, base });
         }
         match (self.decode(&bytes, &base), &codec.initial) {
-            (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
-            (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
+            (Ok(Stored { value, written }), _) => Ok(LoadedValue { value, written: Some(written), base }),
+            (Err(ValueError::Unset), Some(initial)) => Ok(LoadedValue { value: initial(), written: None, base }),
             (Err(error), _) => Err(node.value_error(error)),
         }
     }
 
-    fn decode(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
+    fn decode(&self, bytes: &[u8], base: &CommitBase) -> Result<Stored<T>, ValueError> {
         let opened = self.codec.decode(&self.node.rules, bytes);
         match opened {
             Ok(_) => {
@@ -172,10 +172,10 @@ impl<T: Send + Sync + 'static> SharedState<T> {
 
     /// Returns the newest value that has come from the ensemble. If that value cannot be decoded, returns the last
     /// value that could be decoded. `None` if there is none.
-    pub(crate) fn latest(&self) -> Option<Arc<Stored<T>>> {
+    pub(crate) fn latest_value(&self) -> Option<Arc<Stored<T>>> {
         self.start_follower();
         let newest = self.known.borrow().newest.clone()?;
-        match self.value_of(&newest) {
+        match self.decode_seen(&newest) {
             Ok(value) => Some(value),
             Err(_) => self.decoded.lock().last_good.clone(),
         }
@@ -189,18 +189,18 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         };
         match (state, newest) {
             (state @ (CopyState::Current | CopyState::Disconnected), Some(newest)) => {
-                self.value_of(&newest).map_or_else(CopyState::Behind, |_| state)
+                self.decode_seen(&newest).map_or_else(CopyState::Behind, |_| state)
             }
             (state, _) => state,
         }
     }
 
-    /// Starts the [`Follower`] of the node, unless it was started before.
+    /// Starts the [`ValueFollower`] of the node, unless it was started before.
     pub(crate) fn start_follower(&self) {
         self.stop_follower.get_or_init(|| {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
-            let follower = Follower { node, path, has_initial, known };
+            let follower = ValueFollower { node, path, has_initial, known };
             let (stop, task) = retry::cancellable(async move { watch_across_sessions(&follower).await });
             start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.record_end(error));
             stop
@@ -213,9 +213,9 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     /// The format is user code, which may take long, panic, or use this copy. So no mutex is locked during the
     /// decoding. A caller that comes during the decoding does not wait: it decodes the bytes, too, and returns the
     /// value that was stored first.
-    pub(crate) fn value_of(&self, seen: &SeenContent) -> Result<Arc<Stored<T>>, Error> {
+    pub(crate) fn decode_seen(&self, seen: &SeenContent) -> Result<Arc<Stored<T>>, Error> {
         let decoded_before =
-            |decoded: &Decoded<T>| if decoded.event == seen.event { decoded.value.clone() } else { None };
+            |decoded: &DecodedValues<T>| if decoded.event == seen.event { decoded.value.clone() } else { None };
         if let Some(value) = decoded_before(&self.decoded.lock()) {
             return value;
         }
@@ -261,7 +261,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
 
 /// A background task that watches a value's node as long as a handle of the value exists. A follower owns no value and
 /// no function of the user, because it runs on a thread of the library, which must not run user code.
-struct Follower {
+struct ValueFollower {
     /// The node. The reference is weak, so that the follower does not keep the coordinator open.
     node: Weak<ValueNode>,
     path: String,
@@ -270,7 +270,7 @@ struct Follower {
     known: Arc<watch::Sender<LocalCopy>>,
 }
 
-impl Followed for Follower {
+impl Followed for ValueFollower {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         self.node.upgrade().map(|node| Arc::clone(node.coordinator()))
     }
@@ -335,7 +335,7 @@ impl Followed for Follower {
     }
 }
 
-impl Follower {
+impl ValueFollower {
     fn record_error(&self, error: Error) {
         self.known.send_if_modified(|known| known.record_error(error));
     }
@@ -366,7 +366,7 @@ impl Follower {
         is_known: bool,
         denials: &mut RetryLimit,
     ) -> Result<bool, Failure> {
-        let absence = node::absence_of(session, &self.path, is_known).await?;
+        let absence = node::read_absence(session, &self.path, is_known).await?;
         let may_be_denied = !absence.is_gone && !self.has_initial;
         let is_at_leader = match may_be_denied {
             true => presence::pause_if_leader_has(session, &self.path, denials).await,

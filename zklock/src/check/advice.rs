@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The role of a server in its ensemble, as its answer to `srvr` states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum ServerRole {
     Leader,
     Follower,
     /// A server without a vote.
@@ -18,20 +18,20 @@ pub(crate) enum Role {
     Unknown,
 }
 
-impl Role {
-    pub(crate) fn of(mode: Option<&str>) -> Role {
+impl ServerRole {
+    pub(crate) fn of(mode: Option<&str>) -> ServerRole {
         match mode {
-            Some("leader") => Role::Leader,
-            Some("follower") => Role::Follower,
-            Some("observer") => Role::Observer,
-            _ => Role::Unknown,
+            Some("leader") => ServerRole::Leader,
+            Some("follower") => ServerRole::Follower,
+            Some("observer") => ServerRole::Observer,
+            _ => ServerRole::Unknown,
         }
     }
 }
 
 /// The state of a node on one server. `None` if the state changed while the servers were read, or could not be read
 /// each time.
-pub(crate) type SteadyState<V> = Option<V>;
+pub(crate) type StateIfSteady<V> = Option<V>;
 
 /// The advice to the operator. It names servers by their index in the list of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(crate) enum Advice {
 
 /// Returns the advice about one node from its state on each server. `is_whole` says whether all servers of the ensemble
 /// are in `servers` and were read.
-pub(crate) fn advice<V: Ord>(servers: &[(Role, SteadyState<V>)], is_whole: bool) -> Advice {
+pub(crate) fn advise<V: Ord>(servers: &[(ServerRole, StateIfSteady<V>)], is_whole: bool) -> Advice {
     if !is_whole {
         return Advice::Nothing("not all servers of the ensemble were looked at");
     }
@@ -55,12 +55,13 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, SteadyState<V>)], is_whole: bool)
         let Some(shown) = shown else { return Advice::Nothing("the node changed while the servers were asked") };
         sides.entry(shown).or_default().insert(server);
     }
-    let votes = |of: &BTreeSet<usize>| of.iter().filter(|server| servers[**server].0 != Role::Observer).count();
+    let votes = |of: &BTreeSet<usize>| of.iter().filter(|server| servers[**server].0 != ServerRole::Observer).count();
     let everybody = (0..servers.len()).collect();
     let are_majority = |of: &BTreeSet<usize>| 2 * votes(of) > votes(&everybody);
-    let leaders: Vec<usize> = everybody.iter().copied().filter(|server| servers[*server].0 == Role::Leader).collect();
+    let leaders: Vec<usize> =
+        everybody.iter().copied().filter(|server| servers[*server].0 == ServerRole::Leader).collect();
     let [leader] = leaders[..] else { return Advice::Nothing("not exactly one server reports that it leads") };
-    if servers.iter().any(|(role, _)| *role == Role::Unknown) {
+    if servers.iter().any(|(role, _)| *role == ServerRole::Unknown) {
         return Advice::Nothing("a server does not report its role");
     }
     match sides.into_values().find(are_majority) {
@@ -73,7 +74,7 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, SteadyState<V>)], is_whole: bool)
 /// Changes the advice about several nodes so that an operator can follow all of it. If it would delete the data of as
 /// many servers as half of the `voters` or more, or if the leader must be restarted, each advice to delete data becomes
 /// [`Advice::Nothing`].
-pub(crate) fn reconcile(all: &mut [Advice], voters: usize) {
+pub(crate) fn reconcile_advice(all: &mut [Advice], voters: usize) {
     let renewed: BTreeSet<usize> = all.iter().filter_map(|one| servers_to_renew(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
     for one in all.iter_mut().filter(|one| matches!(one, Advice::Renew(_))) {
@@ -118,14 +119,14 @@ impl Advice {
 mod tests {
     use super::*;
 
-    use Role::{Follower, Leader, Observer, Unknown};
+    use ServerRole::{Follower, Leader, Observer, Unknown};
 
-    const ROLES: [Role; 4] = [Leader, Follower, Observer, Unknown];
+    const ROLES: [ServerRole; 4] = [Leader, Follower, Observer, Unknown];
 
     /// Calls `check` with every combination of roles and states of up to five servers. On each server the node is
     /// missing, has one of two versions, or changed while the servers were read.
-    fn every_case(mut check: impl FnMut(&[(Role, SteadyState<u8>)])) {
-        let each: Vec<(Role, SteadyState<u8>)> =
+    fn every_case(mut check: impl FnMut(&[(ServerRole, StateIfSteady<u8>)])) {
+        let each: Vec<(ServerRole, StateIfSteady<u8>)> =
             ROLES.into_iter().flat_map(|role| [None, Some(0), Some(1), Some(2)].map(|shown| (role, shown))).collect();
         for count in 1..=5_u32 {
             for case in 0..each.len().pow(count) {
@@ -140,7 +141,7 @@ mod tests {
         let (mut renewals, mut restarts) = (0, 0);
         every_case(|servers| {
             let voters = servers.iter().filter(|(role, _)| *role != Observer).count();
-            match advice(servers, true) {
+            match advise(servers, true) {
                 Advice::Renew(renewed) => {
                     renewals += usize::from(!renewed.is_empty());
                     let kept: BTreeSet<usize> = &(0..servers.len()).collect() - &renewed;
@@ -159,7 +160,7 @@ mod tests {
                 }
                 Advice::Nothing(_) => {}
             }
-            assert!(matches!(advice(servers, false), Advice::Nothing(_)), "{servers:?}: advice without all servers");
+            assert!(matches!(advise(servers, false), Advice::Nothing(_)), "{servers:?}: advice without all servers");
         });
         assert!(renewals > 1_000 && restarts > 1_000, "{renewals}, {restarts}");
     }
@@ -185,7 +186,7 @@ mod tests {
                 Advice::Nothing("not exactly one server reports that it leads"),
             ),
         ] {
-            assert_eq!(advice(&servers, true), expected, "{servers:?}");
+            assert_eq!(advise(&servers, true), expected, "{servers:?}");
         }
     }
 
@@ -193,7 +194,7 @@ mod tests {
     fn combined_advice_keeps_a_majority_and_restarts_first() {
         let renew = |servers: &[usize]| Advice::Renew(servers.iter().copied().collect());
         let combined = |mut all: Vec<Advice>, voters| {
-            reconcile(&mut all, voters);
+            reconcile_advice(&mut all, voters);
             all
         };
         assert_eq!(combined(vec![renew(&[1]), renew(&[1])], 3), [renew(&[1]), renew(&[1])]);

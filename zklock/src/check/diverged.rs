@@ -6,7 +6,7 @@ use std::fmt;
 use zk_rwlock::ZooKeeperBuilder;
 use zk_rwlock::coordinator::Failure;
 
-use crate::check::advice::{Advice, Role, advice, reconcile};
+use crate::check::advice::{Advice, ServerRole, advise, reconcile_advice};
 use crate::check::odd::Oddity;
 use crate::check::servers::{ServerReport, without_root};
 use crate::connect;
@@ -23,14 +23,14 @@ struct Disagreement<'s> {
 
 /// Returns for each server its role and the node's version there (`Some(None)` if the server shows no such node). The
 /// version is `None` if three looks did not show the same. A look is one read of all nodes.
-fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
+fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(ServerRole, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
             Some(first.get(node).copied())
         }
         _ => None,
     };
-    servers.iter().map(|server| (Role::of(server.mode.as_deref()), steady(server))).collect()
+    servers.iter().map(|server| (ServerRole::of(server.mode.as_deref()), steady(server))).collect()
 }
 
 /// Returns the nodes that one server shows in the first and third look (a look is one read of all nodes on all
@@ -67,15 +67,15 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
 }
 
 /// Returns an oddity for each disagreement of the servers about a node. Its text ends with the advice to the operator.
-pub(crate) fn diverged(servers: &[ServerReport], ensemble: &EnsembleIds) -> Vec<Oddity> {
-    with_advice(servers, &disagreements(servers), covers_ensemble(servers, ensemble))
+pub(crate) fn divergence_oddities(servers: &[ServerReport], ensemble: &EnsembleIds) -> Vec<Oddity> {
+    oddities_with_advice(servers, &disagreements(servers), covers_ensemble(servers, ensemble))
 }
 
-fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Oddity> {
+fn oddities_with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Oddity> {
     let mut advised: Vec<Advice> =
-        found.iter().map(|it| advice(&roles_and_versions(servers, it.node), is_whole)).collect();
-    let voters = servers.iter().filter(|server| Role::of(server.mode.as_deref()) != Role::Observer).count();
-    reconcile(&mut advised, voters);
+        found.iter().map(|it| advise(&roles_and_versions(servers, it.node), is_whole)).collect();
+    let voters = servers.iter().filter(|server| ServerRole::of(server.mode.as_deref()) != ServerRole::Observer).count();
+    reconcile_advice(&mut advised, voters);
     let odd = found.iter().zip(advised).map(|(it, advised)| {
         let what = format!("{}: {}", it.what, advised.to_text(|server| servers[server].name.clone()));
         Oddity { kind: "diverged", node: Some(it.node.to_owned()), what }
@@ -98,7 +98,7 @@ pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeep
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return EnsembleIds::Unknown };
     let asked = async {
         let client = options.clone().connect(without_root(&server.name)).await.ok()?;
-        Some(connect::ask(&client, |session| session.data(CONFIG)).await)
+        Some(connect::send_request(&client, |session| session.data(CONFIG)).await)
     };
     match asked.await {
         Some(Ok((data, _))) => parse_ensemble_ids(&String::from_utf8_lossy(&data)),
@@ -138,15 +138,15 @@ fn covers_ensemble(servers: &[ServerReport], ensemble: &EnsembleIds) -> bool {
 }
 
 /// How many servers the connect string names, how many were looked at, and how many the ensemble has.
-pub(crate) struct Coverage {
+pub(crate) struct EnsembleCoverage {
     named: usize,
     pub(crate) looked_at: usize,
     /// The number of servers in the ensemble. `None` if the number is unknown.
     pub(crate) of: Option<usize>,
 }
 
-impl Coverage {
-    pub(crate) fn of(servers: &[ServerReport], ensemble: &EnsembleIds) -> Coverage {
+impl EnsembleCoverage {
+    pub(crate) fn of(servers: &[ServerReport], ensemble: &EnsembleIds) -> EnsembleCoverage {
         let looked_at = servers.iter().filter(|server| server.looks.len() == 3);
         let (looked_at, of) = match ensemble {
             EnsembleIds::Known(listed) => {
@@ -156,7 +156,7 @@ impl Coverage {
             EnsembleIds::Unlisted => (looked_at.count(), Some(servers.len())),
             EnsembleIds::Unknown => (looked_at.count(), None),
         };
-        Coverage { named: servers.len(), looked_at, of }
+        EnsembleCoverage { named: servers.len(), looked_at, of }
     }
 
     /// Returns the oddity that some servers of the ensemble were not looked at, if there are such servers.
@@ -167,7 +167,7 @@ impl Coverage {
     }
 }
 
-impl fmt::Display for Coverage {
+impl fmt::Display for EnsembleCoverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.of {
             Some(of) => write!(f, "on {} of {of} servers", self.looked_at),
@@ -228,7 +228,10 @@ mod tests {
     fn advice_needs_all_servers_of_the_ensemble() {
         let (shows, lacks): ([&[&str]; 3], [&[&str]; 3]) = ([&["a"]; 3], [&[]; 3]);
         let advised = |servers: &[ServerReport], is_whole| {
-            with_advice(servers, &disagreements(servers), is_whole).into_iter().map(|odd| odd.what).collect::<Vec<_>>()
+            oddities_with_advice(servers, &disagreements(servers), is_whole)
+                .into_iter()
+                .map(|odd| odd.what)
+                .collect::<Vec<_>>()
         };
         let ensemble = |looks: [[&[&str]; 3]; 3]| {
             let [one, two, three] = looks;
@@ -282,7 +285,7 @@ mod tests {
         let of = |number: i64| ServerReport { session: Some(number << 56), ..server("zk", "follower", [&["a"]; 3]) };
         let known = |ids: &[u8]| EnsembleIds::Known(ids.iter().copied().collect());
         let seen = |servers: &[ServerReport], ensemble: &EnsembleIds| {
-            let seen = Coverage::of(servers, ensemble);
+            let seen = EnsembleCoverage::of(servers, ensemble);
             (seen.to_string(), seen.away_oddity().map(|odd| odd.what).unwrap_or_default())
         };
         let away = || ServerReport { looks: Vec::new(), session: None, ..of(0) };

@@ -13,9 +13,9 @@ use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation, Stat, done_of};
 use zk_rwlock::{Dialect, Error, Semaphore, ZooKeeper};
 
-use crate::arguments::{Check, Connection};
-use crate::check::diverged::Coverage;
-use crate::check::odd::{Oddity, ShownNode, oddities, oddities_of_permits, oddity_beside_semaphore};
+use crate::arguments::{CheckArguments, ConnectionArguments};
+use crate::check::diverged::EnsembleCoverage;
+use crate::check::odd::{Oddity, ShownNode, oddities_of_nodes, oddities_of_permits, oddity_beside_semaphore};
 use crate::check::servers::{PathsToRead, SECURITY_PAGE};
 use crate::connect::{self, connect_with_options};
 use crate::exit::{self, Exit};
@@ -25,7 +25,7 @@ use crate::place;
 /// The maximal number of reads of nodes that are in flight at the same time.
 const READS_IN_FLIGHT: usize = 256;
 
-pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
+pub(crate) async fn check_lock(check: &CheckArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
     let (zk, options) = connect_with_options(&check.path, connection).await?;
     let options = options.connect_timeout(servers::connect_limit(connection));
     let lock = connect::lock_at(&zk, &check.path, connection)?;
@@ -33,25 +33,25 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         Dialect::Native => read_checked_nodes(&zk, lock.path()).await?,
         _ => CheckedNodes { directory: read_nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
     };
-    let ephemeral = nodes.ephemeral();
+    let ephemeral = nodes.ephemeral_nodes();
     let servers =
         servers::look_three_times(&ephemeral, &nodes.paths_to_read(&check.path), &options, connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
-    odd.extend(odd_record(&zk, &check.path).await?);
-    odd.extend(wider_acls(&zk, nodes.paths_to_read(&check.path)).await?);
+    odd.extend(record_oddity(&zk, &check.path).await?);
+    odd.extend(wider_acl_oddities(&zk, nodes.paths_to_read(&check.path)).await?);
     let ids = diverged::ask_ensemble_ids(&servers, &options).await;
-    odd.extend(diverged::diverged(&servers, &ids));
-    for (node, stat) in servers::ghosts(&servers, &ephemeral) {
+    odd.extend(diverged::divergence_oddities(&servers, &ids));
+    for (node, stat) in servers::ghost_nodes(&servers, &ephemeral) {
         odd.extend(ghost_oddity(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
     }
     odd.extend(servers.iter().filter_map(servers::ServerReport::away_oddity));
-    let coverage = Coverage::of(&servers, &ids);
+    let coverage = EnsembleCoverage::of(&servers, &ids);
     odd.extend(coverage.away_oddity());
     if odd.is_empty() {
         place::report_if_missing(&zk, &check.path).await;
     }
     for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note_on_release) {
-        output::say(&note);
+        output::print_message(&note);
     }
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
@@ -90,7 +90,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         };
         odd.iter().map(line).collect()
     };
-    output::print(&text)?;
+    output::print_result(&text)?;
     Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
 }
 
@@ -108,7 +108,7 @@ struct CheckedNodes {
 
 impl CheckedNodes {
     fn oddities(&self, path: &str, dialect: Dialect) -> Vec<Oddity> {
-        let mut odd = oddities(&self.directory, dialect);
+        let mut odd = oddities_of_nodes(&self.directory, dialect);
         if let Some((number, permits)) = &self.semaphore {
             odd.extend(oddities_of_permits(path, *number, permits));
             odd.extend(self.beside.iter().map(|(name, _)| oddity_beside_semaphore(name)));
@@ -116,7 +116,7 @@ impl CheckedNodes {
         odd
     }
 
-    fn ephemeral(&self) -> BTreeMap<String, Stat> {
+    fn ephemeral_nodes(&self) -> BTreeMap<String, Stat> {
         let permits = self.semaphore.iter().flat_map(|(_, permits)| permits);
         let nodes = self.directory.iter().chain(permits).filter_map(|(name, stat)| Some((name.clone(), (*stat)?)));
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
@@ -148,7 +148,7 @@ impl CheckedNodes {
 /// Returns an oddity for each node of `paths` whose ACL gives more rights than the ACL that this client would set. The
 /// nodes are directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL
 /// cannot be read is left out.
-async fn wider_acls(zk: &ZooKeeper, paths: PathsToRead) -> Result<Vec<Oddity>, Exit> {
+async fn wider_acl_oddities(zk: &ZooKeeper, paths: PathsToRead) -> Result<Vec<Oddity>, Exit> {
     let mut odd = Vec::new();
     let with_data = paths.nodes.into_iter().filter(|node| !paths.directories.contains(node)).collect::<Vec<_>>();
     for (nodes, can) in [(paths.directories, "take the lock"), (with_data, "change its data")] {
@@ -187,9 +187,9 @@ async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Op
 }
 
 /// Returns an oddity if the record of the last success under `--once-in` is invalid, or if this client may not read it.
-async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, Exit> {
+async fn record_oddity(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, Exit> {
     let record = format!("{path}.done");
-    let (kind, what) = match connect::ask(zk, |session| session.data(&record)).await {
+    let (kind, what) = match connect::send_request(zk, |session| session.data(&record)).await {
         Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
             ("record", "its data is no valid record, and every --once-in fails until the node is removed")
         }

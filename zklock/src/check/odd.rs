@@ -20,7 +20,7 @@ pub(crate) struct Oddity {
 pub(crate) type ShownNode = (String, Option<Stat>);
 
 /// Returns the oddities of these nodes in the order of the nodes. An oddity of the sequence counter comes last.
-pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Oddity> {
+pub(crate) fn oddities_of_nodes(nodes: &[ShownNode], dialect: Dialect) -> Vec<Oddity> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| NodeName::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&NodeName>>::new();
     for contender in &contenders {
@@ -34,19 +34,19 @@ pub(crate) fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Oddity> {
     let mut odd = Vec::new();
     for (name, stat) in nodes {
         let found = match NodeName::parse_as(name, dialect) {
-            None => vec![describe_foreign(name, dialect)],
+            None => vec![describe_foreign_node(name, dialect)],
             Some(contender) => {
                 let is_tied = sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers));
-                odd_contender(&contender, stat.as_ref(), is_tied)
+                contender_oddities(&contender, stat.as_ref(), is_tied)
             }
         };
         odd.extend(found.into_iter().map(|(kind, what)| Oddity { kind, node: Some(name.clone()), what }));
     }
-    odd.extend(sharers.last_key_value().and_then(|(&highest, _)| odd_counter(highest, dialect)));
+    odd.extend(sharers.last_key_value().and_then(|(&highest, _)| counter_oddity(highest, dialect)));
     odd
 }
 
-fn describe_foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
+fn describe_foreign_node(name: &str, dialect: Dialect) -> (&'static str, String) {
     let what = match dialect.foreign(name) {
         Some(own) if own == dialect => {
             "its name is almost that of a holder or waiter: nothing is granted while the node exists".to_owned()
@@ -59,7 +59,7 @@ fn describe_foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
     ("foreign", what)
 }
 
-fn odd_contender(contender: &NodeName, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
+fn contender_oddities(contender: &NodeName, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
     // Only clients of the native dialect rely on the version of a contender's node, so in other dialects a written node
     // is no oddity.
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
@@ -86,7 +86,7 @@ fn odd_contender(contender: &NodeName, stat: Option<&Stat>, is_tied: bool) -> Ve
     found.into_iter().filter(|(is_so, ..)| *is_so).map(|(_, kind, what)| (kind, what.to_owned())).collect()
 }
 
-fn odd_counter(highest: i64, dialect: Dialect) -> Option<Oddity> {
+fn counter_oddity(highest: i64, dialect: Dialect) -> Option<Oddity> {
     let at = format!("at {highest} of 2147483647");
     let (kind, what) = match highest {
         REFUSED_FROM.. => {
@@ -170,8 +170,9 @@ mod tests {
 
     #[test]
     fn each_oddity_of_a_node_is_reported() {
-        let kinds =
-            |nodes: &[ShownNode]| oddities(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
+        let kinds = |nodes: &[ShownNode]| {
+            oddities_of_nodes(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
+        };
         assert_eq!(kinds(&[]), [""; 0]);
         assert_eq!(kinds(&[node("a~1-READ-0000000001", 7, 0), node("b~2-WRITE-0000000002", 7, 0)]), [""; 0]);
         assert_eq!(kinds(&[node("config", 0, 3)]), ["foreign"]);
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!(kinds(&[node("a~1-READ-1073741824", 7, 0)]), ["old"]);
         assert_eq!(kinds(&[node("a~1-READ-2146435072", 7, 0)]), ["used-up"]);
         assert_eq!(kinds(&[node("a__WRIT__0000000001", 7, 0)]), ["foreign"]);
-        let said = |name: &str, dialect| oddities(&[node(name, 7, 0)], dialect).remove(0).what;
+        let said = |name: &str, dialect| oddities_of_nodes(&[node(name, 7, 0)], dialect).remove(0).what;
         for dialect in Dialect::ALL {
             let doubtful = said("a__WRIT__-x-0000000005", dialect);
             assert!(doubtful.ends_with("nothing is granted while the node exists"), "{dialect}: {doubtful}");
@@ -194,8 +195,8 @@ mod tests {
         assert!(said("a__WRIT__1073741824", Dialect::Curator).ends_with("when all contenders have left"));
         assert!(said("a__lock__1073741824", Dialect::Kazoo).contains("stop its programs"));
         let reentrant = [node("a__READ__0000000001", 7, 1), node("a__WRIT__0000000001", 7, 1)];
-        assert_eq!(oddities(&reentrant, Dialect::Curator), []);
+        assert_eq!(oddities_of_nodes(&reentrant, Dialect::Curator), []);
         let tied = [reentrant[0].clone(), reentrant[1].clone(), node("b__READ__0000000001", 7, 0)];
-        assert!(oddities(&tied, Dialect::Curator).iter().all(|odd| odd.kind == "tie"));
+        assert!(oddities_of_nodes(&tied, Dialect::Curator).iter().all(|odd| odd.kind == "tie"));
     }
 }

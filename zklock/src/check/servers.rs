@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, split_connect_string};
 use zk_rwlock::{ZooKeeper, ZooKeeperBuilder};
 
-use crate::arguments::Connection;
+use crate::arguments::ConnectionArguments;
 use crate::check::odd::Oddity;
-use crate::connect::{self, exit_for};
+use crate::connect::{self, exit_for_error};
 use crate::exit::Exit;
 use crate::output::escape_controls;
 
@@ -88,13 +88,14 @@ pub(crate) async fn look_three_times(
     nodes: &BTreeMap<String, Stat>,
     paths: &PathsToRead,
     options: &ZooKeeperBuilder,
-    connection: &Connection,
+    connection: &ConnectionArguments,
 ) -> Result<Vec<ServerReport>, Exit> {
-    let names = split_connect_string(&connect::hosts(connection)?).map_err(|error| exit_for(error, connection))?;
+    let names = split_connect_string(&connect::connect_string(connection)?)
+        .map_err(|error| exit_for_error(error, connection))?;
     let asked = join_all(names.iter().map(|name| ask_server(name, options, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
-        let looks = join_all(clients.iter().map(|client| read_look(client.as_ref(), paths))).await;
+        let looks = join_all(clients.iter().map(|client| read_versions_of_server(client.as_ref(), paths))).await;
         for (server, look) in servers.iter_mut().zip(looks) {
             match look {
                 Some(Ok(nodes)) => server.looks.push(nodes),
@@ -110,7 +111,7 @@ pub(crate) async fn look_three_times(
             for (server, dump) in servers.iter_mut().zip(dumps) {
                 server.sessions = dump.ok().as_deref().and_then(parse_dumped_sessions);
             }
-        } else if round == 1 && !ghosts(&servers, nodes).is_empty() {
+        } else if round == 1 && !ghost_nodes(&servers, nodes).is_empty() {
             tokio::time::sleep(LEAVING).await;
         }
     }
@@ -129,7 +130,7 @@ pub(crate) async fn look_three_times(
 /// The beginning of the line with the role in the answer to `srvr`.
 const MODE: &str = "Mode: ";
 
-pub(crate) fn connect_limit(connection: &Connection) -> Duration {
+pub(crate) fn connect_limit(connection: &ConnectionArguments) -> Duration {
     connection.connect_timeout.unwrap_or(DEFAULT_LIMIT)
 }
 
@@ -143,7 +144,7 @@ async fn send_four_letter_word(
     name: &str,
     word: &str,
     options: &ZooKeeperBuilder,
-    connection: &Connection,
+    connection: &ConnectionArguments,
 ) -> Result<String, String> {
     zk_rwlock::coordinator::send_four_letter_word(name, word, options, connect_limit(connection)).await
 }
@@ -151,9 +152,9 @@ async fn send_four_letter_word(
 async fn ask_server(
     name: &str,
     options: &ZooKeeperBuilder,
-    connection: &Connection,
+    connection: &ConnectionArguments,
 ) -> (ServerReport, Option<ZooKeeper>) {
-    let connected = async { options.clone().connect(name).await.map_err(|error| exit_for(error, connection)) };
+    let connected = async { options.clone().connect(name).await.map_err(|error| exit_for_error(error, connection)) };
     let (connected, said) = tokio::join!(connected, send_four_letter_word(name, "srvr", options, connection));
     let said = said.unwrap_or_default();
     // The answer to `srvr` has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
@@ -182,7 +183,10 @@ fn rest_of_line(said: &str, begins: &str) -> Option<String> {
     said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| escape_controls(rest.trim()))
 }
 
-async fn read_look(client: Option<&ZooKeeper>, paths: &PathsToRead) -> Option<Result<NodeVersions, Failure>> {
+async fn read_versions_of_server(
+    client: Option<&ZooKeeper>,
+    paths: &PathsToRead,
+) -> Option<Result<NodeVersions, Failure>> {
     let client = client?;
     let look = async {
         let session_slot = client.session_slot(0).await?;
@@ -227,7 +231,10 @@ fn parse_dumped_sessions(dump: &str) -> Option<BTreeSet<i64>> {
 
 /// Returns the ghosts among `nodes`: the nodes that each server showed when it was last read, although none of the
 /// servers that answered `dump` knows their session. Returns none if no server answered `dump`.
-pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
+pub(crate) fn ghost_nodes<'n>(
+    servers: &[ServerReport],
+    nodes: &'n BTreeMap<String, Stat>,
+) -> Vec<(&'n String, &'n Stat)> {
     let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
     let mut looks = servers.iter().filter_map(|server| server.looks.last()).peekable();
     if known.is_empty() || looks.peek().is_none() {
@@ -347,7 +354,7 @@ mod tests {
         let nodes = BTreeMap::from([("a", 7), ("b", 8), ("c", 9)].map(|(name, owner)| (name.to_owned(), owned(owner))));
         let ghosts = |one: Option<&[i64]>, other: Option<&[i64]>, seen: &[&str]| {
             let servers = [server("zk1", [&["a", "b"]; 3], one), server("zk2", [&[], &[], seen], other)];
-            ghosts(&servers, &nodes).into_iter().map(|(node, _)| node.clone()).collect::<Vec<_>>().join(" ")
+            ghost_nodes(&servers, &nodes).into_iter().map(|(node, _)| node.clone()).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(ghosts(None, None, &["a", "b"]), "", "no server answers dump");
         assert_eq!(ghosts(Some(&[7]), None, &["a", "b"]), "b");

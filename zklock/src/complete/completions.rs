@@ -12,9 +12,9 @@ use clap_mangen::roff::{Roff, roman};
 
 use crate::arguments::{Arguments, MANUAL};
 use crate::exit::{self, Exit};
-use crate::output::{self, quoted};
+use crate::output::{self, quote_argument};
 
-pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
+pub(crate) fn print_completions(shell: Shell) -> Result<u8, Exit> {
     let mut text = Vec::new();
     match shell {
         Shell::Bash => text.extend(include_bytes!("shells/zklock.bash")),
@@ -22,12 +22,12 @@ pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
         Shell::Fish => text.extend(include_bytes!("shells/zklock.fish")),
         other => clap_complete::generate(other, &mut Arguments::command(), "zklock", &mut text),
     }
-    print(&text)
+    print_bytes(&text)
 }
 
 /// Prints the manual page of zklock itself, or of one subcommand.
-pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
-    let mut command = Arguments::definition();
+pub(crate) fn print_manual_page(task: Option<&str>) -> Result<u8, Exit> {
+    let mut command = Arguments::clap_command();
     // `build` gives the subcommands their full names, such as "zklock ls".
     command.build();
     let command = match task {
@@ -37,20 +37,20 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
             None => {
                 return Err(Exit::usage(format!(
                     "there is no subcommand {}: see zklock --help",
-                    quoted(task.as_ref())
+                    quote_argument(task.as_ref())
                 )));
             }
         },
     };
     let mut text = Vec::new();
-    render_page(command, &mut text).map_err(|error| Exit::new(exit::SYSTEM, error.to_string()))?;
-    print(&text)
+    render_manual_page(command, &mut text).map_err(|error| Exit::new(exit::SYSTEM, error.to_string()))?;
+    print_bytes(&text)
 }
 
 /// Renders a manual page with `clap_mangen`, but keeps the line breaks of the text after the help. This text has
 /// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`], and lacks
 /// the lines of the help that begin with `More: `, because they refer to the manual page.
-fn render_page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
+fn render_manual_page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let tasks = command.has_subcommands();
     let mut epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     if tasks {
@@ -83,7 +83,7 @@ fn render_page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     sections.to_writer(text)
 }
 
-fn print(text: &[u8]) -> Result<u8, Exit> {
-    output::print(&String::from_utf8_lossy(text))?;
+fn print_bytes(text: &[u8]) -> Result<u8, Exit> {
+    output::print_result(&String::from_utf8_lossy(text))?;
     Ok(0)
 }

@@ -10,15 +10,15 @@ const DIALECTS: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::Cura
 
 /// A candidate for the word at the cursor, and its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Completion {
+pub(crate) struct CompletionCandidate {
     pub(crate) word: String,
     pub(crate) meaning: String,
 }
 
-impl Completion {
+impl CompletionCandidate {
     /// Puts `option` and `=` before the candidate, which is a value of the option, as in `--dialect=kazoo`.
-    fn with_option(self, option: &str) -> Completion {
-        Completion { word: format!("{option}={}", self.word), ..self }
+    fn after_option(self, option: &str) -> CompletionCandidate {
+        CompletionCandidate { word: format!("{option}={}", self.word), ..self }
     }
 }
 
@@ -26,10 +26,10 @@ impl Completion {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ExpectedWord {
     Nothing,
-    Words(Vec<Completion>),
+    Words(Vec<CompletionCandidate>),
     /// One of `words`, or a path in the ensemble. `options` are the options on the line that say how to connect.
     Path {
-        words: Vec<Completion>,
+        words: Vec<CompletionCandidate>,
         options: Vec<OsString>,
     },
     /// The name of a file of this machine.
@@ -41,7 +41,7 @@ pub(crate) enum ExpectedWord {
 
 /// Returns the kind of word that can stand at the cursor, which is at the end of the last of `words`. The first word is
 /// the name of the program. `program` must be built (`clap::Command::build`).
-pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
+pub(crate) fn expected_word(program: &Command, words: &[String]) -> ExpectedWord {
     let Some((current, before)) = words.split_last() else { return ExpectedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());
     let (mut places, mut is_escaped, mut has_line) = (0, false, false);
@@ -58,14 +58,14 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
             }
         } else if word == "--" {
             is_escaped = true;
-        } else if let Some((option, awaits)) = find_option(command, word) {
+        } else if let Some((option, awaits)) = last_option_in_word(command, word) {
             has_line |= option.get_id() == "shell";
             // The number after `-j` is optional: the next word may be a path or another option.
             let has_none = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with(['/', '-']);
             let awaits = awaits && !has_none;
             let value = if awaits { before.get(at) } else { None };
             if awaits && value.is_none() {
-                return expected_value(option, current);
+                return expected_option_value(option, current);
             }
             at += usize::from(awaits);
             if option.is_global_set() {
@@ -76,13 +76,15 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
     let command = task.unwrap_or(program);
     if !is_escaped && current.starts_with('-') {
         return match current.split_once('=') {
-            Some((name, value)) => match find_option(command, name).map(|(option, _)| expected_value(option, value)) {
-                Some(ExpectedWord::Words(words)) => {
-                    ExpectedWord::Words(words.into_iter().map(|word| word.with_option(name)).collect())
+            Some((name, value)) => {
+                match last_option_in_word(command, name).map(|(option, _)| expected_option_value(option, value)) {
+                    Some(ExpectedWord::Words(words)) => {
+                        ExpectedWord::Words(words.into_iter().map(|word| word.after_option(name)).collect())
+                    }
+                    other => other.unwrap_or(ExpectedWord::Nothing),
                 }
-                other => other.unwrap_or(ExpectedWord::Nothing),
-            },
-            None => ExpectedWord::Words(options_of(command, current)),
+            }
+            None => ExpectedWord::Words(option_candidates(command, current)),
         };
     }
     match task {
@@ -90,12 +92,12 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
             let words = if is_escaped { Vec::new() } else { subcommand_candidates(program, current) };
             ExpectedWord::Path { words, options }
         }
-        Some(task) => match task.get_positionals().nth(places).or(task.get_positionals().find(takes_many)) {
+        Some(task) => match task.get_positionals().nth(places).or(task.get_positionals().find(takes_all_following)) {
             Some(place) if ["path", "paths"].contains(&place.get_id().as_str()) => {
                 ExpectedWord::Path { words: Vec::new(), options }
             }
             Some(place) if place.get_id() == "task" => ExpectedWord::Words(subcommand_candidates(program, current)),
-            Some(place) => expected_value(place, current),
+            Some(place) => expected_option_value(place, current),
             None => ExpectedWord::Nothing,
         },
     }
@@ -114,7 +116,7 @@ fn expected_after_path(words: &[String], at: usize, has_line: bool) -> ExpectedW
 }
 
 /// Returns whether the argument takes all words that follow.
-fn takes_many(place: &&Arg) -> bool {
+fn takes_all_following(place: &&Arg) -> bool {
     place.get_num_args().is_some_and(|number| number.max_values() == usize::MAX)
 }
 
@@ -124,7 +126,7 @@ fn is_option(word: &str) -> bool {
 
 /// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the option takes a value
 /// that is not in this word. Returns `None` if an option in the word is unknown.
-fn find_option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
+fn last_option_in_word<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     let takes = |option: &Arg| option.get_action().takes_values();
     if let Some(long) = word.strip_prefix("--") {
         let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
@@ -152,8 +154,8 @@ fn find_option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> 
     last
 }
 
-fn expected_value(of: &Arg, current: &str) -> ExpectedWord {
-    let named = |word: String| Completion { word, meaning: String::new() };
+fn expected_option_value(of: &Arg, current: &str) -> ExpectedWord {
+    let named = |word: String| CompletionCandidate { word, meaning: String::new() };
     let words: Vec<String> = match of.get_id().as_str() {
         "dialect" => DIALECTS.iter().map(Dialect::to_string).collect(),
         _ if of.get_value_hint() == ValueHint::FilePath => return ExpectedWord::File,
@@ -165,24 +167,24 @@ fn expected_value(of: &Arg, current: &str) -> ExpectedWord {
     }
 }
 
-fn options_of(command: &Command, current: &str) -> Vec<Completion> {
+fn option_candidates(command: &Command, current: &str) -> Vec<CompletionCandidate> {
     let mut candidates = Vec::new();
     for option in command.get_arguments().filter(|option| !option.is_hide_set() && !option.is_positional()) {
         let meaning = option.get_help().map(|help| first_sentence(&help.to_string())).unwrap_or_default();
         let long = option.get_long().map(|long| format!("--{long}"));
         let short = option.get_short().map(|short| format!("-{short}"));
         for word in long.into_iter().chain(short).filter(|word| word.starts_with(current)) {
-            candidates.push(Completion { word, meaning: meaning.clone() });
+            candidates.push(CompletionCandidate { word, meaning: meaning.clone() });
         }
     }
     candidates
 }
 
 /// Returns the subcommands that begin with `current` and are not hidden.
-fn subcommand_candidates(program: &Command, current: &str) -> Vec<Completion> {
+fn subcommand_candidates(program: &Command, current: &str) -> Vec<CompletionCandidate> {
     let shown = program.get_subcommands().filter(|task| !task.is_hide_set() && task.get_name().starts_with(current));
     let about = |task: &Command| task.get_about().map(|about| first_sentence(&about.to_string())).unwrap_or_default();
-    shown.map(|task| Completion { word: task.get_name().to_owned(), meaning: about(task) }).collect()
+    shown.map(|task| CompletionCandidate { word: task.get_name().to_owned(), meaning: about(task) }).collect()
 }
 
 fn first_sentence(text: &str) -> String {
@@ -201,7 +203,7 @@ mod tests {
     fn expected_in(line: &str) -> ExpectedWord {
         let mut program = Arguments::command();
         program.build();
-        expected(&program, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        expected_word(&program, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
     fn words_in(line: &str) -> Vec<String> {
@@ -296,8 +298,8 @@ mod tests {
     fn every_candidate_has_a_one_line_description() {
         let mut program = Arguments::command();
         program.build();
-        let all = options_of(&program, "").into_iter().chain(subcommand_candidates(&program, ""));
-        for Completion { word, meaning } in all {
+        let all = option_candidates(&program, "").into_iter().chain(subcommand_candidates(&program, ""));
+        for CompletionCandidate { word, meaning } in all {
             assert!(!meaning.is_empty() && !meaning.contains(['\n', '\t']), "{word}: {meaning:?}");
         }
     }

@@ -33,8 +33,8 @@ use zk_rwlock::coordinator::{Coordinator, Session};
 use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Dialect, Memory, RwLock};
 
-use crate::arguments::{Arguments, Connection};
-use crate::complete::cursor::{Completion, ExpectedWord};
+use crate::arguments::{Arguments, ConnectionArguments};
+use crate::complete::cursor::{CompletionCandidate, ExpectedWord};
 use crate::complete::quotes::TypedWord;
 use crate::connect::{self, connect_silently};
 use crate::exit::Exit;
@@ -57,7 +57,7 @@ const RECORD: &str = ".done";
 /// first node. The twin proves that the first node existed, even after the first node was deleted.
 const TWIN: &str = ".twin";
 
-pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
+pub(crate) async fn print_candidates(shell: Shell) -> Result<u8, Exit> {
     let mut line = Vec::new();
     // There is no completion for a line that is not UTF-8.
     let read = io::stdin().lock().read_to_end(&mut line).is_ok();
@@ -65,21 +65,21 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     let TypedLine { words, typed } = TypedLine::read(shell, &line);
     let mut program = Arguments::command();
     program.build();
-    let answer = match (cursor::expected(&program, &words), words.last()) {
-        (ExpectedWord::Words(words), _) => answer_text(&words, typed.as_ref()),
+    let answer = match (cursor::expected_word(&program, &words), words.last()) {
+        (ExpectedWord::Words(words), _) => candidates_text(&words, typed.as_ref()),
         (ExpectedWord::Path { mut words, options }, Some(current)) => {
             let line = [OsString::from("zklock")].into_iter().chain(options).chain(["ls".into(), "/".into()]);
             if let Ok(arguments) = Arguments::try_parse_from(line) {
                 let paths = tokio::time::timeout(TIME_LIMIT, path_candidates(current, &arguments.connection)).await;
                 words.extend(paths.unwrap_or_default());
             }
-            answer_text(&words, typed.as_ref())
+            candidates_text(&words, typed.as_ref())
         }
         (ExpectedWord::File, _) => "file\n".to_owned(),
         (ExpectedWord::Command(at), _) => format!("command {at}\n"),
         (ExpectedWord::Nothing | ExpectedWord::Path { .. }, _) => return Ok(0),
     };
-    output::print(&answer)?;
+    output::print_result(&answer)?;
     Ok(0)
 }
 
@@ -99,8 +99,8 @@ impl TypedLine {
         let last = typed.len() - 1;
         let word = |(at, word): (usize, &&str)| match shell {
             // bash sends all words with their quotes. fish sends only the word at the cursor with its quotes.
-            Shell::Bash => quotes::unquoted(word),
-            Shell::Fish if at == last => quotes::unquoted_in_fish(word),
+            Shell::Bash => quotes::unquote_bash(word),
+            Shell::Fish if at == last => quotes::unquote_fish(word),
             _ => (*word).to_owned(),
         };
         let words = typed.iter().enumerate().map(word).collect();
@@ -108,9 +108,9 @@ impl TypedLine {
     }
 }
 
-fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
-    let line = |Completion { word, meaning }: &Completion| {
-        let word = typed.map_or_else(|| Some(word.clone()), |typed| typed.completed(word))?;
+fn candidates_text(words: &[CompletionCandidate], typed: Option<&TypedWord>) -> String {
+    let line = |CompletionCandidate { word, meaning }: &CompletionCandidate| {
+        let word = typed.map_or_else(|| Some(word.clone()), |typed| typed.text_to_insert(word))?;
         Some(if meaning.is_empty() { format!("{word}\n") } else { format!("{word}\t{meaning}\n") })
     };
     words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
@@ -119,7 +119,7 @@ fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
 /// Returns the paths in the ensemble that begin with `current`, have no slash after this beginning, and may be locks or
 /// directories of locks. Adds a slash to a path if there may be locks below it, unless there are more than
 /// [`LOOKED_INTO`] paths. Returns no paths if the servers cannot be asked.
-async fn path_candidates(current: &str, connection: &Connection) -> Vec<Completion> {
+async fn path_candidates(current: &str, connection: &ConnectionArguments) -> Vec<CompletionCandidate> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
     };
@@ -138,7 +138,7 @@ async fn path_candidates(current: &str, connection: &Connection) -> Vec<Completi
         }
     }
     zk.close().await;
-    paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
+    paths.into_iter().map(|word| CompletionCandidate { word, meaning: String::new() }).collect()
 }
 
 /// Returns the paths directly below this directory that may be locks or directories of locks ([`possible_lock_names`]),

@@ -2,7 +2,7 @@
 
 /// The kind of quotes that are open at a place in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Quote {
+enum OpenQuote {
     None,
     Single,
     Double,
@@ -15,7 +15,7 @@ enum Quote {
 pub(crate) struct TypedWord {
     /// The text before the replaced end, without its quotes.
     before: String,
-    quote: Quote,
+    quote: OpenQuote,
 }
 
 impl TypedWord {
@@ -24,34 +24,34 @@ impl TypedWord {
         let (_, quote, quoted_from) = parse_quotes(word);
         let kept = word.strip_suffix(replaced).map_or(0, str::len);
         // bash keeps the quotes that are open at the end of the word, and everything before them.
-        let kept = if quote == Quote::None { kept } else { kept.max(quoted_from) };
+        let kept = if quote == OpenQuote::None { kept } else { kept.max(quoted_from) };
         TypedWord { before: parse_quotes(&word[..kept]).0, quote }
     }
 
     /// Returns the text that bash has to insert to turn the typed word into `word`. The text is escaped, so that no
     /// name acts as a command or ends the quotes around it. Returns `None` if `word` does not begin with the part
     /// of the typed word that bash keeps.
-    pub(crate) fn completed(&self, word: &str) -> Option<String> {
+    pub(crate) fn text_to_insert(&self, word: &str) -> Option<String> {
         let rest = word.strip_prefix(&self.before)?;
         let mut escaped = String::with_capacity(rest.len());
         for character in rest.chars() {
             match (self.quote, character) {
                 // In double quotes bash expands `!` to an earlier line, even after a backslash. So the text closes the
                 // quotes before the `!` and opens them again after it.
-                (Quote::Double, '!') => escaped.push_str("\"\\!\""),
-                (Quote::Double, '\\' | '"' | '$' | '`') => escaped.extend(['\\', character]),
-                (Quote::Single, '\'') => escaped.push_str("'\\''"),
-                (Quote::Ansi, '\\' | '\'' | '!') => escaped.push_str(&format!("\\x{:02x}", u32::from(character))),
-                (Quote::None, _) if !is_plain(character) => escaped.extend(['\\', character]),
+                (OpenQuote::Double, '!') => escaped.push_str("\"\\!\""),
+                (OpenQuote::Double, '\\' | '"' | '$' | '`') => escaped.extend(['\\', character]),
+                (OpenQuote::Single, '\'') => escaped.push_str("'\\''"),
+                (OpenQuote::Ansi, '\\' | '\'' | '!') => escaped.push_str(&format!("\\x{:02x}", u32::from(character))),
+                (OpenQuote::None, _) if !is_plain(character) => escaped.extend(['\\', character]),
                 _ => escaped.push(character),
             }
         }
         // bash adds the closing quote, unless the inserted text ends with the same kind of quote. In that case the text
         // needs its own closing quote.
         let end = match self.quote {
-            Quote::Single => escaped.ends_with('\'').then_some('\''),
-            Quote::Double => escaped.ends_with('"').then_some('"'),
-            Quote::None | Quote::Ansi => None,
+            OpenQuote::Single => escaped.ends_with('\'').then_some('\''),
+            OpenQuote::Double => escaped.ends_with('"').then_some('"'),
+            OpenQuote::None | OpenQuote::Ansi => None,
         };
         escaped.extend(end);
         Some(escaped)
@@ -65,35 +65,35 @@ fn is_plain(character: char) -> bool {
 }
 
 /// Returns a word of a bash command line without its quotes. Variables and other expansions stay as they are.
-pub(crate) fn unquoted(word: &str) -> String {
+pub(crate) fn unquote_bash(word: &str) -> String {
     parse_quotes(word).0
 }
 
 /// Returns the word without its quotes, the quotes that are open at its end, and the index after the mark that opened
 /// the last quotes in the word.
-fn parse_quotes(word: &str) -> (String, Quote, usize) {
-    let (mut text, mut quote, mut quoted_from) = (String::new(), Quote::None, 0);
+fn parse_quotes(word: &str) -> (String, OpenQuote, usize) {
+    let (mut text, mut quote, mut quoted_from) = (String::new(), OpenQuote::None, 0);
     let mut rest = word;
     while let Some(character) = rest.chars().next() {
         let after = &rest[character.len_utf8()..];
         let next = after.chars().next();
         let (meant, taken, now) = match (quote, character) {
-            (Quote::None, '$') if next == Some('\'') => (None, 2, Quote::Ansi),
-            (Quote::None, '$') if next == Some('"') => (None, 2, Quote::Double),
-            (Quote::None, '\'') => (None, 1, Quote::Single),
-            (Quote::None, '"') => (None, 1, Quote::Double),
-            (Quote::Single | Quote::Ansi, '\'') | (Quote::Double, '"') => (None, 1, Quote::None),
-            (Quote::Ansi, '\\') => {
-                let (meant, taken) = unescape(after);
+            (OpenQuote::None, '$') if next == Some('\'') => (None, 2, OpenQuote::Ansi),
+            (OpenQuote::None, '$') if next == Some('"') => (None, 2, OpenQuote::Double),
+            (OpenQuote::None, '\'') => (None, 1, OpenQuote::Single),
+            (OpenQuote::None, '"') => (None, 1, OpenQuote::Double),
+            (OpenQuote::Single | OpenQuote::Ansi, '\'') | (OpenQuote::Double, '"') => (None, 1, OpenQuote::None),
+            (OpenQuote::Ansi, '\\') => {
+                let (meant, taken) = parse_escape(after);
                 (meant, 1 + taken, quote)
             }
-            (Quote::Double, '\\') if !matches!(next, None | Some('\\' | '"' | '$' | '`')) => (Some('\\'), 1, quote),
-            (Quote::None | Quote::Double, '\\') => (next, 1 + next.map_or(0, char::len_utf8), quote),
+            (OpenQuote::Double, '\\') if !matches!(next, None | Some('\\' | '"' | '$' | '`')) => (Some('\\'), 1, quote),
+            (OpenQuote::None | OpenQuote::Double, '\\') => (next, 1 + next.map_or(0, char::len_utf8), quote),
             _ => (Some(character), character.len_utf8(), quote),
         };
         text.extend(meant);
         rest = &rest[taken..];
-        if quote == Quote::None && now != Quote::None {
+        if quote == OpenQuote::None && now != OpenQuote::None {
             quoted_from = word.len() - rest.len();
         }
         quote = now;
@@ -102,9 +102,9 @@ fn parse_quotes(word: &str) -> (String, Quote, usize) {
 }
 
 /// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash.
-/// `\xHH`, which [`TypedWord::completed`] writes, stands for the ASCII character with the hexadecimal code HH. Any
+/// `\xHH`, which [`TypedWord::text_to_insert`] writes, stands for the ASCII character with the hexadecimal code HH. Any
 /// other character after the backslash stands for itself.
-fn unescape(after: &str) -> (Option<char>, usize) {
+fn parse_escape(after: &str) -> (Option<char>, usize) {
     let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
     match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
         Some(code) => (Some(code.into()), 3),
@@ -114,7 +114,7 @@ fn unescape(after: &str) -> (Option<char>, usize) {
 
 /// Returns a word of a fish command line without its quotes. Unlike in bash, a backslash in single quotes escapes a
 /// quote and a backslash.
-pub(crate) fn unquoted_in_fish(word: &str) -> String {
+pub(crate) fn unquote_fish(word: &str) -> String {
     let (mut text, mut quote) = (String::new(), None);
     let mut characters = word.chars().peekable();
     while let Some(character) = characters.next() {
@@ -148,7 +148,7 @@ mod tests {
             ("--zk=\"$HOSTS\"", "--zk=$HOSTS"),
             ("/a\\", "/a"),
         ] {
-            assert_eq!((&unquoted(typed)[..], &unquoted_in_fish(typed)[..]), (meant, meant), "{typed}");
+            assert_eq!((&unquote_bash(typed)[..], &unquote_fish(typed)[..]), (meant, meant), "{typed}");
         }
         for (typed, meant) in [
             ("'/it'\\''s", "/it's"),
@@ -159,9 +159,9 @@ mod tests {
             ("$'/a\\x2", "/ax2"),
             ("$'/a\\", "/a"),
         ] {
-            assert_eq!(unquoted(typed), meant, "{typed}");
+            assert_eq!(unquote_bash(typed), meant, "{typed}");
         }
-        assert_eq!(unquoted_in_fish("'/it\\'s \\$"), "/it's \\$");
+        assert_eq!(unquote_fish("'/it\\'s \\$"), "/it's \\$");
     }
 
     #[test]
@@ -178,13 +178,13 @@ mod tests {
             ("'/c/", "'/c/", r#"/c/$(x) '\''"`\!é"#),
             ("nothing/c/", "another", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
         ] {
-            assert_eq!(TypedWord::new(typed, replaced).completed(name).as_deref(), Some(put), "{typed}");
+            assert_eq!(TypedWord::new(typed, replaced).text_to_insert(name).as_deref(), Some(put), "{typed}");
         }
-        assert_eq!(TypedWord::new("--zk=a", "a").completed("--zk=ab").as_deref(), Some("ab"));
-        assert_eq!(TypedWord::new("/a", "").completed("/b"), None);
+        assert_eq!(TypedWord::new("--zk=a", "a").text_to_insert("--zk=ab").as_deref(), Some("ab"));
+        assert_eq!(TypedWord::new("/a", "").text_to_insert("/b"), None);
         // bash adds no closing quote after an inserted text that ends with a quote, so the text has its own.
-        assert_eq!(TypedWord::new("'/", "/").completed("/it'").as_deref(), Some(r"/it'\'''"));
-        assert_eq!(TypedWord::new("\"/", "/").completed("/it\"").as_deref(), Some(r#"/it\"""#));
-        assert_eq!(TypedWord::new("\"/", "/").completed("/it!").as_deref(), Some(r#"/it"\!"""#));
+        assert_eq!(TypedWord::new("'/", "/").text_to_insert("/it'").as_deref(), Some(r"/it'\'''"));
+        assert_eq!(TypedWord::new("\"/", "/").text_to_insert("/it\"").as_deref(), Some(r#"/it\"""#));
+        assert_eq!(TypedWord::new("\"/", "/").text_to_insert("/it!").as_deref(), Some(r#"/it"\!"""#));
     }
 }

@@ -24,24 +24,24 @@ pub(crate) type TextOrFile = (Option<GivenValue>, Option<GivenValue>);
 /// # Errors
 /// Fails if text and file are both given, if the file cannot be read, or if what is given is not exactly one line of
 /// UTF-8, `USER:PASSWORD`, with a user that is not empty.
-pub(crate) fn credentials(settings: TextOrFile) -> Result<Option<(String, String)>, Exit> {
-    let Some(source) = given_by(&settings) else { return Ok(None) };
+pub(crate) fn read_credentials(settings: TextOrFile) -> Result<Option<(String, String)>, Exit> {
+    let Some(source) = source_of_credentials(&settings) else { return Ok(None) };
     let text = match settings {
         (None, None) => return Ok(None),
         (Some(given), Some(file)) => {
             return Err(Exit::usage(format!(
                 "{} and {} are both given: give one of them, not both",
-                given.name(),
-                file.name()
+                given.setting_name(),
+                file.setting_name()
             )));
         }
         (Some(given), None) => {
-            let text = given.text()?;
+            let text = given.as_text()?;
             check_one_line(text).map_err(|problem| given.usage_error(problem))?;
             text.to_owned()
         }
         (None, Some(file)) => {
-            let bytes = read_file(file.file()).map_err(|error| file.file_error(error))?;
+            let bytes = read_file(file.as_file_path()).map_err(|error| file.file_error(error))?;
             let text = std::str::from_utf8(without_bom_and_newline(&bytes))
                 .map_err(|_| file.file_error("it is not valid UTF-8"))?;
             check_one_line(text).map_err(|problem| file.file_error(problem))?;
@@ -58,11 +58,11 @@ pub(crate) fn credentials(settings: TextOrFile) -> Result<Option<(String, String
 
 /// Returns the name of the option or variable that gave user and password, followed by the name of the file if they
 /// come from one. `None` if they are not given.
-pub(crate) fn given_by(settings: &TextOrFile) -> Option<String> {
+pub(crate) fn source_of_credentials(settings: &TextOrFile) -> Option<String> {
     match settings {
         (None, None) => None,
-        (None, Some(file)) => Some(format!("{} {}", file.name(), file.file().display())),
-        (Some(given), _) => Some(given.name().to_owned()),
+        (None, Some(file)) => Some(format!("{} {}", file.setting_name(), file.as_file_path().display())),
+        (Some(given), _) => Some(given.setting_name().to_owned()),
     }
 }
 

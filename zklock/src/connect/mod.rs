@@ -13,11 +13,11 @@ use zk_rwlock::error::Ending;
 use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
-use crate::arguments::{Connection, parse_duration};
-use crate::connect::credentials::{TextOrFile, credentials, given_by};
+use crate::arguments::{ConnectionArguments, parse_duration};
+use crate::connect::credentials::{TextOrFile, read_credentials, source_of_credentials};
 use crate::connect::settings::{GivenValue, Setting};
 use crate::exit::Exit;
-use crate::output::{escape_controls, in_two_units};
+use crate::output::{duration_in_two_units, escape_controls};
 use crate::status_line::StatusLine;
 
 /// The connect string if neither `--zk` nor `ZK_HOSTS` gives one.
@@ -30,14 +30,14 @@ const LONGEST_TICK: f64 = 100.0;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Checks that `path` can be the path of a lock, or is `/`. Then connects, and waits for a session.
-pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
+pub(crate) async fn connect_to(path: &str, connection: &ConnectionArguments) -> Result<ZooKeeper, Exit> {
     Ok(connect_with_options(path, connection).await?.0)
 }
 
 /// Connects as [`connect_to`] does. Also returns the options, with which the caller can open more connections.
 pub(crate) async fn connect_with_options(
     path: &str,
-    connection: &Connection,
+    connection: &ConnectionArguments,
 ) -> Result<(ZooKeeper, ZooKeeperBuilder), Exit> {
     // The root `/` is no path of a lock, but it is accepted here, because `ls --tree /` lists the locks below it.
     if path != "/" {
@@ -47,13 +47,19 @@ pub(crate) async fn connect_with_options(
     Ok((connect_visibly(&options, connection).await?, options))
 }
 
-pub(crate) async fn connect_silently(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    options.clone().connect(hosts(connection)?).await.map_err(|error| exit_for(error, connection))
+pub(crate) async fn connect_silently(
+    options: &ZooKeeperBuilder,
+    connection: &ConnectionArguments,
+) -> Result<ZooKeeper, Exit> {
+    options.clone().connect(connect_string(connection)?).await.map_err(|error| exit_for_error(error, connection))
 }
 
 /// Connects. Meanwhile shows why there is no session yet, if a status line is possible.
-pub(crate) async fn connect_visibly(options: &ZooKeeperBuilder, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    let hosts = hosts(connection)?;
+pub(crate) async fn connect_visibly(
+    options: &ZooKeeperBuilder,
+    connection: &ConnectionArguments,
+) -> Result<ZooKeeper, Exit> {
+    let hosts = connect_string(connection)?;
     tokio::select! {
         biased;
         connected = connect_silently(options, connection) => connected,
@@ -70,11 +76,11 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
     let mut why = None;
     loop {
         tokio::time::sleep(SECOND).await;
-        if !StatusLine::is_possible() {
+        if !StatusLine::can_be_drawn() {
             continue;
         }
         let draw = |line: &mut StatusLine, why: Option<&str>| {
-            let waited = in_two_units(started.elapsed());
+            let waited = duration_in_two_units(started.elapsed());
             line.draw([match why {
                 Some(why) => format!("connecting for {waited}: {}", escape_controls(why)),
                 None => format!("connecting for {waited} to {}", escape_controls(servers)),
@@ -89,27 +95,27 @@ async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallibl
 
 /// Returns the connect string: the value of `--zk`, or without this option that of `ZK_HOSTS`. If there is no value, or
 /// it is empty, returns the default.
-pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
-    let hosts = settings::HOSTS.value(connection.zk.as_ref());
-    hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), GivenValue::text).map(str::to_owned)
+pub(crate) fn connect_string(connection: &ConnectionArguments) -> Result<String, Exit> {
+    let hosts = settings::HOSTS.given_value(connection.zk.as_ref());
+    hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), GivenValue::as_text).map(str::to_owned)
 }
 
 /// Returns the options for connections that give up if no server is reached within `limit`. Reads the files that the
 /// settings name. Call this function once, because such a file may be a pipe, which can be read only once.
-pub(crate) fn client_options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
+pub(crate) fn client_options(limit: Duration, connection: &ConnectionArguments) -> Result<ZooKeeperBuilder, Exit> {
     // The chroot of the connect string is created when it is first needed, because a subcommand that only reads must
     // create nothing.
     let mut builder = builder_with_stop_margin(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
-    if let Some(tick) = settings::TICK_TIME.value(connection.tick_time.as_ref()) {
-        builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.usage_error(problem))?);
+    if let Some(tick) = settings::TICK_TIME.given_value(connection.tick_time.as_ref()) {
+        builder = builder.tick_time(parse_tick_time(tick.as_text()?).map_err(|problem| tick.usage_error(problem))?);
     }
-    if let Some((user, password)) = credentials(digest_settings(connection))? {
+    if let Some((user, password)) = read_credentials(digest_settings(connection))? {
         builder = builder.digest(&user, &password);
     }
-    if let Some((user, password)) = credentials(sasl_settings(connection))? {
+    if let Some((user, password)) = read_credentials(sasl_settings(connection))? {
         builder = builder.sasl(Sasl::digest_md5(&user, &password));
     }
-    if let Some(tls) = tls(connection)? {
+    if let Some(tls) = tls_options(connection)? {
         builder = builder.tls(tls);
     }
     Ok(builder)
@@ -117,7 +123,7 @@ pub(crate) fn client_options(limit: Duration, connection: &Connection) -> Result
 
 /// Parses the servers' tickTime. A number without a unit means seconds here, but milliseconds in the servers'
 /// configuration, so a number of [`LONGEST_TICK`] or more is refused.
-fn tick_time(text: &str) -> Result<Duration, String> {
+fn parse_tick_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if number >= LONGEST_TICK => Err(format!(
             "{text} s is too long for a tick; if the number is from the servers' configuration, write {text}ms"
@@ -138,30 +144,32 @@ fn builder_with_stop_margin(session_timeout: Duration) -> ZooKeeperBuilder {
 
 /// Returns the two settings for the digest scheme: the text of user and password, and the name of a file with this
 /// text.
-fn digest_settings(connection: &Connection) -> TextOrFile {
-    let file = settings::AUTH_FILE.value(connection.auth_file.as_ref());
-    (settings::AUTH.value(connection.auth.as_ref()), file)
+fn digest_settings(connection: &ConnectionArguments) -> TextOrFile {
+    let file = settings::AUTH_FILE.given_value(connection.auth_file.as_ref());
+    (settings::AUTH.given_value(connection.auth.as_ref()), file)
 }
 
 /// Returns the two settings for SASL: the text of user and password, and the name of a file with this text.
-fn sasl_settings(connection: &Connection) -> TextOrFile {
-    let file = settings::SASL_FILE.value(connection.sasl_file.as_ref());
-    (settings::SASL.value(connection.sasl.as_ref()), file)
+fn sasl_settings(connection: &ConnectionArguments) -> TextOrFile {
+    let file = settings::SASL_FILE.given_value(connection.sasl_file.as_ref());
+    (settings::SASL.given_value(connection.sasl.as_ref()), file)
 }
 
 /// Returns the option or variable, and for credentials also the file, that gave the setting that `problem` is about.
 /// `problem` is the library's text about an invalid input. Returns `None` if its first words are not known here, or if
 /// nothing gave the setting.
-fn setting_at_fault(problem: &str, connection: &Connection) -> Option<String> {
-    let name = |given: Option<GivenValue>| given.map(|given| given.name().to_owned());
+fn setting_at_fault(problem: &str, connection: &ConnectionArguments) -> Option<String> {
+    let name = |given: Option<GivenValue>| given.map(|given| given.setting_name().to_owned());
     match problem {
         _ if problem.starts_with("servers ") || problem.starts_with("servers:") => {
-            name(settings::HOSTS.value(connection.zk.as_ref()))
+            name(settings::HOSTS.given_value(connection.zk.as_ref()))
         }
-        _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.value(connection.tick_time.as_ref())),
-        _ if problem.starts_with("SASL user ") => given_by(&sasl_settings(connection)),
+        _ if problem.starts_with("a tick time ") => {
+            name(settings::TICK_TIME.given_value(connection.tick_time.as_ref()))
+        }
+        _ if problem.starts_with("SASL user ") => source_of_credentials(&sasl_settings(connection)),
         _ if ["digest user ", "digest together with SASL"].iter().any(|begin| problem.starts_with(begin)) => {
-            given_by(&digest_settings(connection))
+            source_of_credentials(&digest_settings(connection))
         }
         _ => None,
     }
@@ -169,9 +177,10 @@ fn setting_at_fault(problem: &str, connection: &Connection) -> Option<String> {
 
 /// Turns an error into the exit of zklock. The message names the option or variable to which the error is traced, if
 /// there is one.
-pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
+pub(crate) fn exit_for_error(error: Error, connection: &ConnectionArguments) -> Exit {
     let exit = Exit::from(error.clone());
-    let set = given_by(&sasl_settings(connection)).or_else(|| given_by(&digest_settings(connection)));
+    let set = source_of_credentials(&sasl_settings(connection))
+        .or_else(|| source_of_credentials(&digest_settings(connection)));
     let words = match (error, set) {
         (Error::InvalidInput(problem), _) => match setting_at_fault(&problem, connection) {
             Some(name) => format!("{name}: {problem}"),
@@ -187,7 +196,7 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
         (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(Ending::AuthFailed) => {
             format!("{}: check the credentials in {set}", exit.message())
         }
-        (Error::Unreachable(_), _) if settings::HOSTS.value(connection.zk.as_ref()).is_none() => {
+        (Error::Unreachable(_), _) if settings::HOSTS.given_value(connection.zk.as_ref()).is_none() => {
             format!("{}; this is the default address, because neither --zk nor ZK_HOSTS is set", exit.message())
         }
         _ => return exit,
@@ -196,12 +205,12 @@ pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
 }
 
 /// Returns the lock at `path`, whose nodes are named as `--dialect` says.
-pub(crate) fn lock_at(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
+pub(crate) fn lock_at(zk: &ZooKeeper, path: &str, connection: &ConnectionArguments) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
 }
 
 /// Waits for a session, sends one request, and awaits the reply for one session timeout at most.
-pub(crate) async fn ask<C: Coordinator, T>(
+pub(crate) async fn send_request<C: Coordinator, T>(
     zk: &C,
     request: impl FnOnce(&dyn Session) -> Reply<T>,
 ) -> Result<T, Failure> {
@@ -218,10 +227,10 @@ pub(crate) async fn within_session_timeout<T>(session: &Arc<dyn Session>, reply:
     })
 }
 
-fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
-    let ca = settings::TLS_CA.value(connection.tls_ca.as_ref());
-    let certificate = settings::TLS_CERT.value(connection.tls_cert.as_ref());
-    let key = settings::TLS_KEY.value(connection.tls_key.as_ref());
+fn tls_options(connection: &ConnectionArguments) -> Result<Option<Tls>, Exit> {
+    let ca = settings::TLS_CA.given_value(connection.tls_ca.as_ref());
+    let certificate = settings::TLS_CERT.given_value(connection.tls_cert.as_ref());
+    let key = settings::TLS_KEY.given_value(connection.tls_key.as_ref());
     let needs = |given: &GivenValue, other: Setting| {
         let Setting { option, variable } = other;
         given.usage_error(format!("it needs {option} (or {variable}), too"))
@@ -235,7 +244,8 @@ fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
             let mut tls = Tls::from_ca_pem(&read_pem_file(&ca)?).map_err(|error| ca.file_error(problem_text(error)))?;
             if let Some((certificate, key)) = certificate.zip(key) {
                 let pem = (read_pem_file(&certificate)?, read_pem_file(&key)?);
-                let wrong = |error| certificate.usage_error(format!("with {}: {}", key.name(), problem_text(error)));
+                let wrong =
+                    |error| certificate.usage_error(format!("with {}: {}", key.setting_name(), problem_text(error)));
                 tls = tls.identity_pem(&pem.0, &pem.1).map_err(wrong)?;
             }
             Ok(Some(tls))
@@ -256,7 +266,7 @@ const NO_PEM: &str = "it is no PEM text: `openssl x509 -inform DER -in FILE -out
      -inform DER -in FILE -out NEW` a key, and `openssl pkcs12 -in FILE -nodes -out NEW` a PKCS#12 file with both";
 
 fn read_pem_file(given: &GivenValue) -> Result<String, Exit> {
-    fs::read_to_string(given.file()).map_err(|error| match error.kind() {
+    fs::read_to_string(given.as_file_path()).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => given.file_error(NO_PEM),
         _ => given.file_error(error),
     })
@@ -268,10 +278,10 @@ mod tests {
 
     #[test]
     fn a_bare_tick_of_100_or_more_is_refused() {
-        assert_eq!(tick_time("2"), Ok(Duration::from_secs(2)));
-        assert_eq!(tick_time("2000ms"), Ok(Duration::from_secs(2)));
+        assert_eq!(parse_tick_time("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(parse_tick_time("2000ms"), Ok(Duration::from_secs(2)));
         for text in ["2000", "100", "3e3"] {
-            assert!(tick_time(text).is_err_and(|problem| problem.contains(&format!("{text}ms"))), "{text}");
+            assert!(parse_tick_time(text).is_err_and(|problem| problem.contains(&format!("{text}ms"))), "{text}");
         }
     }
 

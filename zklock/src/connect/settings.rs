@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::exit::Exit;
-use crate::output::shortened_if_long;
+use crate::output::shorten_argument;
 
 /// The option and the environment variable of a setting.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ impl Setting {
     /// Returns the value of the option, or without the option that of the variable, after [`without_bom_and_newline`].
     /// An empty value counts as not given, so that an empty variable is the same as an unset one. An empty option hides
     /// the variable.
-    pub(crate) fn value(self, option: Option<&OsString>) -> Option<GivenValue> {
+    pub(crate) fn given_value(self, option: Option<&OsString>) -> Option<GivenValue> {
         self.option_or_variable(option.cloned(), std::env::var_os(self.variable))
     }
 
@@ -68,18 +68,18 @@ pub(crate) fn without_bom_and_newline(text: &[u8]) -> &[u8] {
 
 impl GivenValue {
     /// Returns the option or variable that gave the value.
-    pub(crate) fn name(&self) -> &'static str {
+    pub(crate) fn setting_name(&self) -> &'static str {
         self.name
     }
 
     /// Returns the value as text. Fails if it is not valid UTF-8, without showing the value, because it may be a
     /// password.
-    pub(crate) fn text(&self) -> Result<&str, Exit> {
+    pub(crate) fn as_text(&self) -> Result<&str, Exit> {
         self.text.to_str().ok_or_else(|| self.usage_error("the value is not valid UTF-8"))
     }
 
     /// Returns the value as the name of a file.
-    pub(crate) fn file(&self) -> &Path {
+    pub(crate) fn as_file_path(&self) -> &Path {
         Path::new::<OsStr>(&self.text)
     }
 
@@ -91,7 +91,7 @@ impl GivenValue {
     /// Returns a usage error about the file that this value names: the name of the option or variable, the file, and
     /// `problem`.
     pub(crate) fn file_error(&self, problem: impl Display) -> Exit {
-        self.usage_error(format!("{}: {problem}", shortened_if_long(&self.file().display().to_string())))
+        self.usage_error(format!("{}: {problem}", shorten_argument(&self.as_file_path().display().to_string())))
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     fn options_override_variables_and_empty_is_unset() {
         let given = |option: Option<&str>, variable: Option<&str>| {
             let given = TICK_TIME.option_or_variable(option.map(OsString::from), variable.map(OsString::from));
-            given.map(|given| (given.name(), given.text().unwrap().to_owned()))
+            given.map(|given| (given.setting_name(), given.as_text().unwrap().to_owned()))
         };
         assert_eq!(given(None, None), None);
         assert_eq!(given(None, Some("2s")), Some(("ZK_TICK_TIME", "2s".to_owned())));

@@ -42,7 +42,7 @@ pub(crate) struct ChildOutcome {
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
     /// signal only to the command's group, so zklock has to send it to the program that started zklock.
     pub(crate) typed: Option<Signal>,
-    /// The signal by which zklock has to end ([`end_by`]). If it is `None`, zklock exits with `code`, unless SIGINT
+    /// The signal by which zklock has to end ([`end_zklock_by`]). If it is `None`, zklock exits with `code`, unless SIGINT
     /// comes late ([`ChildOutcome::exit_code`]).
     ends_by: Option<Signal>,
     /// The command's group, if a signal that zklock passed on has ended the command, or if zklock has passed on TERM.
@@ -51,14 +51,14 @@ pub(crate) struct ChildOutcome {
 }
 
 impl ChildOutcome {
-    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by`]). `late` is a signal that
+    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_zklock_by`]). `late` is a signal that
     /// came when the command had ended. It counts only if it is SIGINT and the command has ended with 0.
     pub(crate) fn exit_code(self, late: Option<Signal>) -> u8 {
         let late = late.filter(|signal| *signal == Signal::INT && self.code == 0);
-        self.ends_by.or(late).map_or(self.code, end_by)
+        self.ends_by.or(late).map_or(self.code, end_zklock_by)
     }
 
-    /// Returns this outcome, changed so that zklock ends as [`end_by`] does for `signal`, which came after the command
+    /// Returns this outcome, changed so that zklock ends as [`end_zklock_by`] does for `signal`, which came after the command
     /// had ended.
     pub(crate) fn then_ended_by(self, signal: Signal) -> ChildOutcome {
         ChildOutcome { ends_by: Some(signal), ..self }
@@ -68,12 +68,12 @@ impl ChildOutcome {
 /// Ends zklock by the signal if it is SIGINT: a shell that runs zklock in a loop ends the loop only if zklock ends by
 /// SIGINT, not if it exits with a code. Returns the exit code for every other signal, and if zklock is the first
 /// process of a container: such a process cannot end by its own signal.
-pub(crate) fn end_by(signal: Signal) -> u8 {
+pub(crate) fn end_zklock_by(signal: Signal) -> u8 {
     if signal == Signal::INT && !getpid().is_init() {
-        output::finish();
+        output::finish_messages();
         let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     }
-    exit::by_signal(signal.as_raw())
+    exit::code_of_signal(signal.as_raw())
 }
 
 /// Returns whether a stopped zklock would probably never be continued: zklock is the first process of its PID
@@ -104,7 +104,7 @@ pub(crate) fn adopt_orphans() -> Result<(), Exit> {
 
 fn reap_orphans() {
     let is_ours = |pid| [&COMMAND, &witness::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
-    let ended = processes().filter(|(pid, stat)| stat.has_ended && stat.parent == 1 && !is_ours(*pid));
+    let ended = list_processes().filter(|(pid, stat)| stat.has_ended && stat.parent == 1 && !is_ours(*pid));
     for orphan in ended.filter_map(|(pid, _)| Pid::from_raw(pid)) {
         // The error is ignored: it means that the process is no child of zklock, for example because it belongs to
         // another PID namespace.
@@ -113,7 +113,7 @@ fn reap_orphans() {
 }
 
 /// Returns the ids and states of the processes that `/proc` lists.
-fn processes() -> impl Iterator<Item = (i32, ProcessStat)> {
+fn list_processes() -> impl Iterator<Item = (i32, ProcessStat)> {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| Some((pid, ProcessStat::of(pid)?)))
@@ -173,7 +173,7 @@ impl Child {
         let (program, arguments) = words.split_first().ok_or_else(|| Exit::usage("no command"))?;
         let terminal = Terminal::open();
         let lends = Terminal::is_interactive() && terminal.as_ref().is_some_and(Terminal::is_ours);
-        let mut command = tie::command(program, arguments, signals.faults_blocked_before());
+        let mut command = tie::new_command(program, arguments, signals.faults_blocked_before());
         if our_group().is_some() {
             command.process_group(0); // otherwise the command begins a session
         }
@@ -198,7 +198,7 @@ impl Child {
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
         let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.our_group()));
         let process =
-            signals.with_inherited_mask(|| command.spawn()).map_err(|error| tie::cannot_run(program, &error))?;
+            signals.with_inherited_mask(|| command.spawn()).map_err(|error| tie::cannot_run_error(program, &error))?;
         let group = Pid::from_child(&process);
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);
@@ -227,7 +227,7 @@ impl Child {
 
     /// Sends the signal to the whole process group, or to the command's process alone if the group cannot be signalled.
     /// Returns `false` if zklock has no right to send it.
-    pub(crate) fn signal(&self, signal: Signal) -> bool {
+    pub(crate) fn send_signal(&self, signal: Signal) -> bool {
         // Signalling the group fails if the group is empty, if zklock may not signal it, or if the command is to begin
         // its own Unix session (setsid(2)) but has not begun it yet. After each failure the process alone is signalled,
         // which helps in the last case.
@@ -236,9 +236,9 @@ impl Child {
     }
 
     /// Sends the command a signal that zklock received, and remembers the signal.
-    pub(crate) fn pass_on(&mut self, signal: Signal) {
+    pub(crate) fn pass_signal_on(&mut self, signal: Signal) {
         self.passed_on.insert(signal.as_raw());
-        self.signal(signal);
+        self.send_signal(signal);
     }
 
     /// Continues a stopped command. First lends it the terminal again if it had the terminal when it was stopped and
@@ -248,7 +248,7 @@ impl Child {
         if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
             self.lend_terminal();
         }
-        self.signal(Signal::CONT);
+        self.send_signal(Signal::CONT);
     }
 
     /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal.
@@ -266,14 +266,14 @@ impl Child {
         if asks && lent {
             // The command asked for the terminal before zklock lent it. The command has the terminal by now, so it only
             // has to be continued.
-            self.signal(Signal::CONT);
+            self.send_signal(Signal::CONT);
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
-            self.signal(Signal::CONT);
+            self.send_signal(Signal::CONT);
         } else if lent && cannot_be_continued() {
-            self.signal(Signal::CONT);
+            self.send_signal(Signal::CONT);
         } else if lent {
-            terminal.take_back(self.group);
+            terminal.take_back_from(self.group);
             self.was_foreground = true;
             // The signal has stopped only the command. zklock and the processes of its group, such as the script or
             // another zklock that started it, have to stop as well.
@@ -295,15 +295,15 @@ impl Child {
         if let Some(terminal) = &self.terminal {
             let was_lent = terminal.is_lent_to(self.group);
             // The terminal is taken back before the witness ends, so that no key is typed while nobody listens.
-            terminal.take_back(self.group);
+            terminal.take_back_from(self.group);
             // Without the answer of a witness, zklock assumes a key if SIGINT or SIGQUIT ended the command.
             typed = self.witness.take().and_then(Witness::end).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
-                terminal.restore();
+                terminal.restore_settings();
             }
         }
         let code = match (signal, status) {
-            (Some(signal), _) => exit::by_signal(signal),
+            (Some(signal), _) => exit::code_of_signal(signal),
             (None, Ok(status)) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX),
             (None, Err(_)) => u8::MAX,
         };
@@ -311,10 +311,10 @@ impl Child {
         // A command that handles TERM may end with an exit code. So every end after a TERM that was passed on counts as
         // caused by it.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_by`]), unless the command's exit code has
+        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_zklock_by`]), unless the command's exit code has
         // another cause: it is neither 0 nor the code for this signal.
         let typed_to_us = self.witness_among_us.take().and_then(Witness::end).flatten();
-        let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::by_signal(key.as_raw())].contains(&code));
+        let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::code_of_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
         ChildOutcome { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }
@@ -325,21 +325,21 @@ impl Child {
             if self.witness.is_none() {
                 self.witness = Witness::start(self.group);
             }
-            terminal.lend(self.group);
+            terminal.lend_to(self.group);
         }
     }
 }
 
 /// Kills all remaining processes of a group.
-pub(crate) fn kill_rest(group: Pid) {
+pub(crate) fn kill_group(group: Pid) {
     // The error is ignored: it means that no process is left, or that the processes belong to another user.
     let _ = kill_process_group(group, Signal::KILL);
 }
 
 /// Returns whether a process of the group still runs, as far as `/proc` shows. A zombie does not count.
-pub(crate) fn lives(group: Pid) -> bool {
+pub(crate) fn is_group_alive(group: Pid) -> bool {
     let is_of_group = |stat: ProcessStat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended;
-    test_kill_process_group(group) != Err(Errno::SRCH) && processes().any(|(_, stat)| is_of_group(stat))
+    test_kill_process_group(group) != Err(Errno::SRCH) && list_processes().any(|(_, stat)| is_of_group(stat))
 }
 
 /// Blocks until the process has stopped or ended. An ended process is not reaped here. Returns `None` if the process

@@ -31,7 +31,7 @@ impl Deref for AnyGuard {
 
 impl AnyGuard {
     /// Returns the mode for the environment variable `ZKLOCK_MODE` of the command.
-    pub(crate) fn mode(&self) -> &'static str {
+    pub(crate) fn mode_name(&self) -> &'static str {
         match self {
             AnyGuard::Read(_) => "READ",
             AnyGuard::Write(_) | AnyGuard::Once(_) => "WRITE",

@@ -24,15 +24,15 @@ use zk_rwlock::{
     ZooKeeper,
 };
 
-use crate::arguments::{Connection, Run};
+use crate::arguments::{ConnectionArguments, RunArguments};
 use crate::connect::credentials;
-use crate::connect::{self, connect_silently, connect_visibly, exit_for};
+use crate::connect::{self, connect_silently, connect_visibly, exit_for_error};
 use crate::exit::{self, Exit};
-use crate::output::{escape_controls, readable, say, say_within, to_the_millisecond};
+use crate::output::{escape_and_shorten, escape_controls, print_message, print_message_within, truncate_to_millis};
 use crate::place::LockOrSemaphore;
-use crate::run::child::{Child, ChildEvent, ChildOutcome, end_by};
+use crate::run::child::{Child, ChildEvent, ChildOutcome, end_zklock_by};
 use crate::run::guard::AnyGuard;
-use crate::run::order::CommandOrder;
+use crate::run::order::LockedCommand;
 use crate::run::signals::Signals;
 use crate::show::cycles;
 
@@ -43,7 +43,7 @@ const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
 /// The pause between two checks of a condition that zklock is not notified of, such as whether the session still has
-/// enough time left. [`end_rest`] begins with this pause and lengthens it.
+/// enough time left. [`end_rest_of_group`] begins with this pause and lengthens it.
 const TICK: Duration = Duration::from_millis(10);
 
 /// How long zklock waits at most, after a loss of the lock or of the place in the queue, until the client knows why it
@@ -63,15 +63,15 @@ const BEAT: Duration = Duration::from_millis(500);
 /// have been stopped before.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// The usual limit of a wait during the last steps of zklock, such as the end of the session. [`give_back`] sets
+/// The usual limit of a wait during the last steps of zklock, such as the end of the session. [`give_lock_back`] sets
 /// another limit for the release of a held lock.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long to wait at most until the servers confirm the end of the session, if zklock is not connected.
 const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
 
-pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
-    let order = CommandOrder::read(run)?;
+pub(crate) async fn acquire_and_run(run: &RunArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
+    let order = LockedCommand::from_arguments(run)?;
     if run.once_in == Some(Duration::ZERO) {
         return Err(Exit::usage("--once-in needs a time that is not zero"));
     }
@@ -88,7 +88,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let options = connect::client_options(connect_limit(run, connection), connection)?;
     let zk = tokio::select! {
         biased;
-        signal = signals.next() => return Ok(end_by(signal)),
+        signal = signals.next_signal() => return Ok(end_zklock_by(signal)),
         zk = connect_silently(&options, connection), if run.quiet => zk?,
         zk = connect_visibly(&options, connection), if !run.quiet => zk?,
     };
@@ -96,17 +96,17 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let stall = StallDetector::begin();
     let guard = tokio::select! {
         biased;
-        signal = signals.next() => {
+        signal = signals.next_signal() => {
             // `select!` has dropped the acquisition, and the end of the session removes the acquisition's node.
             end_session(&zk, &mut signals).await;
-            return Ok(end_by(signal));
+            return Ok(end_zklock_by(signal));
         }
-        guard = stall.during(acquire(&place, run, connection.verbose)) => guard,
+        guard = stall.watch_during(acquire(&place, run, connection.verbose)) => guard,
     };
     let guard = match guard {
         Ok(Ok(guard)) => guard,
         Ok(Err(record)) => {
-            report_skipped(&place, run, &record);
+            report_job_already_done(&place, run, &record);
             end_session(&zk, &mut signals).await;
             return Ok(run.skipped_exit_code);
         }
@@ -115,7 +115,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             if matches!(error, Error::Timeout { cut_off: None, .. }) && !run.quiet {
                 tokio::select! {
                     biased;
-                    _ = signals.next_ending() => {}
+                    _ = signals.next_ending_signal() => {}
                     circle = describe_circle(&place, &zk) => refusal = refusal.with_suffix(&circle),
                 }
             }
@@ -125,9 +125,9 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     };
     let mut typed = None;
     let outcome = run_under_lock(&guard, run, &order, &zk, &mut signals, &mut typed).await;
-    let late = give_back(guard, &zk, connection, &mut signals).await;
+    let late = give_lock_back(guard, &zk, connection, &mut signals).await;
     if let Some(key) = typed {
-        witness::pass_on(key);
+        witness::pass_key_on(key);
     }
     Ok(outcome?.exit_code(late))
 }
@@ -135,7 +135,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
 /// Returns how long to try to reach a server: for the connect timeout, or without one for the session timeout. `-w`
 /// shortens this time to the wait, but not below [`CONNECT_LEAST`]. Without `--connect-timeout`, `-n` or `-w 0`
 /// shortens the time to [`CONNECT_AT_ONCE`].
-fn connect_limit(run: &Run, connection: &Connection) -> Duration {
+fn connect_limit(run: &RunArguments, connection: &ConnectionArguments) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
         Some(wait) if !run.does_not_wait() => wanted.min(wait.max(CONNECT_LEAST)),
@@ -146,8 +146,8 @@ fn connect_limit(run: &Run, connection: &Connection) -> Duration {
 
 fn open_lock_or_semaphore<C: Coordinator + Clone>(
     zk: &C,
-    run: &Run,
-    order: &CommandOrder,
+    run: &RunArguments,
+    order: &LockedCommand,
     dialect: Dialect,
 ) -> Result<LockOrSemaphore, Exit> {
     let named = |lock: RwLockBuilder| run.host.iter().fold(lock.label(&order.label), RwLockBuilder::host);
@@ -162,7 +162,11 @@ fn open_lock_or_semaphore<C: Coordinator + Clone>(
 
 /// Acquires the lock or a permit. With `--once-in`, if the job is not due, returns the record of the last success as
 /// the inner error.
-async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result<Result<AnyGuard, Record>, Error> {
+async fn acquire(
+    place: &LockOrSemaphore,
+    run: &RunArguments,
+    is_verbose: bool,
+) -> Result<Result<AnyGuard, Record>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
         return try_to_acquire(place, run).await;
@@ -173,7 +177,7 @@ async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result
     };
     let shown = async {
         if !run.quiet {
-            waiting::show(place, goal_words(run), places).await;
+            waiting::show_wait(place, goal_words(run), places).await;
         }
         std::future::pending::<Infallible>().await
     };
@@ -183,15 +187,15 @@ async fn acquire(place: &LockOrSemaphore, run: &Run, is_verbose: bool) -> Result
         never = shown => match never {},
     };
     if let Some(guard) = guard.as_ref().ok().filter(|_| is_verbose) {
-        let waited = to_the_millisecond(started.elapsed());
+        let waited = truncate_to_millis(started.elapsed());
         let words = format!("granted {} after {waited}, token {}", place.path(), guard.fencing_token());
-        say_within(message_wait(guard), &words);
+        print_message_within(longest_message_wait(guard), &words);
     }
     Ok(guard)
 }
 
 /// Returns the words for the goal of the wait, such as "to read". The message about the wait contains them.
-fn goal_words(run: &Run) -> &'static str {
+fn goal_words(run: &RunArguments) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",
         (None, true) => "to read",
@@ -199,7 +203,7 @@ fn goal_words(run: &Run) -> &'static str {
     }
 }
 
-async fn try_to_acquire(place: &LockOrSemaphore, run: &Run) -> Result<Result<AnyGuard, Record>, Error> {
+async fn try_to_acquire(place: &LockOrSemaphore, run: &RunArguments) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
         LockOrSemaphore::Semaphore(semaphore) => return Ok(Ok(AnyGuard::Permit(semaphore.try_acquire().await?))),
         LockOrSemaphore::Lock(lock) | LockOrSemaphore::Either(lock, ..) => lock,
@@ -213,7 +217,7 @@ async fn try_to_acquire(place: &LockOrSemaphore, run: &Run) -> Result<Result<Any
 
 async fn acquire_with_progress(
     place: &LockOrSemaphore,
-    run: &Run,
+    run: &RunArguments,
     on_progress: impl FnMut(&Progress) + Send + 'static,
 ) -> Result<Result<AnyGuard, Record>, Error> {
     let lock = match place {
@@ -232,7 +236,7 @@ async fn acquire_with_progress(
 /// Adds to the acquisition the callback that reports the progress, and the time limit of `--wait` if `--wait` is given.
 fn with_progress_and_limit<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
-    run: &Run,
+    run: &RunArguments,
     on_progress: impl FnMut(&Progress) + Send + 'static,
 ) -> Acquire<G> {
     let acquire = acquire.on_wait(on_progress);
@@ -249,26 +253,26 @@ fn guard_or_record(work: Work) -> Result<AnyGuard, Record> {
 
 /// Prints that the command is not run because the job was already done, and which process did the job. Prints nothing
 /// with `-q`.
-fn report_skipped(place: &LockOrSemaphore, run: &Run, record: &Record) {
+fn report_job_already_done(place: &LockOrSemaphore, run: &RunArguments, record: &Record) {
     if run.quiet {
         return;
     }
     let period = humantime::format_duration(run.once_in.unwrap_or_default());
     let last = escape_controls(&record.to_string());
-    say(&format!("{}: not run, because it was {last}, less than {period} ago", place.path()));
+    print_message(&format!("{}: not run, because it was {last}, less than {period} ago", place.path()));
 }
 
 async fn exit_for_refusal(
     error: Error,
-    run: &Run,
-    connection: &Connection,
+    run: &RunArguments,
+    connection: &ConnectionArguments,
     zk: &ZooKeeper,
     longest_stop: Duration,
 ) -> Exit {
-    let exit = exit_for(error.clone(), connection);
+    let exit = exit_for_error(error.clone(), connection);
     let message = match &error {
         Error::Lost(why) | Error::Evicted(why)
-            if can_follow_a_stop(*why) && longest_stop > connection.session_timeout / 4 =>
+            if may_come_from_stop(*why) && longest_stop > connection.session_timeout / 4 =>
         {
             format!("{}{STOOD_STILL}", exit.message())
         }
@@ -312,7 +316,7 @@ fn common_parent<'a>(one: &'a str, other: &str) -> &'a str {
 }
 
 /// Returns whether a stop of zklock (by SIGSTOP, or because the machine was suspended) can have caused this loss.
-fn can_follow_a_stop(why: Loss) -> bool {
+fn may_come_from_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 
@@ -329,7 +333,7 @@ impl StallDetector {
     }
 
     /// Awaits `work`, and reads the clock every [`BEAT`] meanwhile.
-    async fn during<T>(&self, work: impl Future<Output = T>) -> T {
+    async fn watch_during<T>(&self, work: impl Future<Output = T>) -> T {
         let stall = async {
             loop {
                 tokio::time::sleep(BEAT).await;
@@ -370,8 +374,8 @@ async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
 /// [`ChildOutcome::typed`] to `typed`. If the lock is lost before the start, fails without running the command.
 async fn run_under_lock(
     guard: &AnyGuard,
-    run: &Run,
-    order: &CommandOrder,
+    run: &RunArguments,
+    order: &LockedCommand,
     zk: &ZooKeeper,
     signals: &mut Signals,
     typed: &mut Option<Signal>,
@@ -379,7 +383,7 @@ async fn run_under_lock(
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
-        ("ZKLOCK_MODE", guard.mode().to_owned()),
+        ("ZKLOCK_MODE", guard.mode_name().to_owned()),
         ("ZKLOCK_TOKEN", guard.fencing_token().to_string()),
     ];
     if !guard.is_held() {
@@ -399,16 +403,16 @@ async fn run_under_lock(
                     suspect = true;
                     let left = until.saturating_duration_since(Instant::now()).as_secs_f32();
                     let words = format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s");
-                    say_within(message_wait(guard), &words);
+                    print_message_within(longest_message_wait(guard), &words);
                 }
                 Some(HoldState::Held) if suspect => {
                     suspect = false;
-                    say_within(message_wait(guard), "the connection is back, and the lock is still held");
+                    print_message_within(longest_message_wait(guard), "the connection is back, and the lock is still held");
                 }
                 Some(HoldState::Lost { why }) => {
-                    say_within(message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
+                    print_message_within(longest_message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
                     let client = client_unless_late(guard, why, zk);
-                    let how = stop(guard, run, child, typed).await;
+                    let how = stop_command(guard, run, child, typed).await;
                     return fail_with_loss(why, run.lost_exit_code, client, how).await;
                 }
                 Some(_) => {}
@@ -423,7 +427,7 @@ async fn run_under_lock(
                     let reaped = child.reap();
                     *typed = reaped.typed;
                     if let Some(group) = reaped.cut_short.filter(|_| held) {
-                        end_rest(group, guard, run, signals).await;
+                        end_rest_of_group(group, guard, run, signals).await;
                         held = guard.is_held();
                     }
                     if !held {
@@ -431,15 +435,15 @@ async fn run_under_lock(
                         let client = client_unless_late(guard, why, zk);
                         return fail_with_loss(why, run.lost_exit_code, client, "the command has ended").await;
                     }
-                    return record(guard, run, reaped, signals).await;
+                    return record_success(guard, run, reaped, signals).await;
                 }
             },
-            signal = signals.next() => match signal {
+            signal = signals.next_signal() => match signal {
                 // The lock is lost, for example because zklock was stopped for too long. So the command must not be
                 // continued. The next round of the loop handles the loss.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
-                signal => child.pass_on(signal),
+                signal => child.pass_signal_on(signal),
             },
         }
     }
@@ -447,14 +451,14 @@ async fn run_under_lock(
 
 /// With `--once-in`, records the success of a command that has exited with 0. In all other cases returns `reaped` at
 /// once. A signal ends the wait for the servers' reply: a message says that the outcome is unknown, and zklock then
-/// ends as [`end_by`] does for the signal.
+/// ends as [`end_zklock_by`] does for the signal.
 ///
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown for another reason than a signal. Without the
 /// record, the next zklock with `--once-in` runs the command again.
-async fn record(
+async fn record_success(
     guard: &AnyGuard,
-    run: &Run,
+    run: &RunArguments,
     reaped: ChildOutcome,
     signals: &mut Signals,
 ) -> Result<ChildOutcome, Exit> {
@@ -472,10 +476,10 @@ async fn record(
             tokio::time::sleep(FAREWELL).await;
             why
         } => Err(Error::OutcomeUnknown { operation: "record", reason: why.to_string() }),
-        signal = signals.next_ending() => {
+        signal = signals.next_ending_signal() => {
             let unknown = "a signal came before ZooKeeper confirmed the record in";
             let problem = format!("the command has succeeded, but {unknown} {}: without the record the command is run again", once.record());
-            say(&readable(&problem));
+            print_message(&escape_and_shorten(&problem));
             // The signal is put back, so that it also shortens the wait for the reply to the release.
             signals.put_back(signal);
             return Ok(reaped.then_ended_by(signal));
@@ -514,7 +518,7 @@ fn client_unless_late<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Opt
 
 /// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, so that
 /// enough time is left for KILL, and at most 200 ms.
-fn message_wait(guard: &AnyGuard) -> Duration {
+fn longest_message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
@@ -532,24 +536,29 @@ fn grace_and_reserve(wanted: Duration, left: Duration) -> (Duration, Duration) {
 ///   remains.
 /// - If the session may have expired already, or if `--grace` is zero, KILL is sent at once, without TERM.
 /// - If somebody has removed the node, the command still gets the grace, although another contender may have the lock.
-async fn stop(guard: &AnyGuard, run: &Run, mut child: Child, typed: &mut Option<Signal>) -> &'static str {
+async fn stop_command(
+    guard: &AnyGuard,
+    run: &RunArguments,
+    mut child: Child,
+    typed: &mut Option<Signal>,
+) -> &'static str {
     let how = end_by_term_and_kill(guard, run, &mut child).await;
     let reaped = child.reap();
     *typed = reaped.typed;
     // A command that had ended before KILL, for example while zklock was stopped, was not killed.
-    match reaped.code == exit::by_signal(Signal::KILL.as_raw()) {
+    match reaped.code == exit::code_of_signal(Signal::KILL.as_raw()) {
         false if how == KILLED => "the command has ended",
         _ => how,
     }
 }
 
-async fn end_by_term_and_kill(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
+async fn end_by_term_and_kill(guard: &AnyGuard, run: &RunArguments, child: &mut Child) -> &'static str {
     let (grace, reserve) = grace_and_reserve(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
-        child.signal(Signal::TERM);
+        child.send_signal(Signal::TERM);
         // CONT follows, because a stopped command does not react to TERM.
-        child.signal(Signal::CONT);
+        child.send_signal(Signal::CONT);
         // The loop reads the clock in short steps, because timers stand still while the machine is suspended, but the
         // session can still expire.
         while started.elapsed() < grace && guard.session_left() > reserve {
@@ -557,18 +566,18 @@ async fn end_by_term_and_kill(guard: &AnyGuard, run: &Run, child: &mut Child) ->
                 biased;
                 event = child.next_event() => if event == ChildEvent::Ended {
                     // The other processes of the command's group must not go on either.
-                    child.signal(Signal::KILL);
+                    child.send_signal(Signal::KILL);
                     return "the command has ended on TERM";
                 },
                 () = tokio::time::sleep(TICK) => {}
             }
         }
     }
-    if child.signal(Signal::KILL) {
+    if child.send_signal(Signal::KILL) {
         while child.next_event().await != ChildEvent::Ended {}
         return KILLED;
     }
-    say("the command belongs to another user, and cannot be ended: it runs on without the lock");
+    print_message("the command belongs to another user, and cannot be ended: it runs on without the lock");
     while child.next_event().await != ChildEvent::Ended {}
     "the command could not be ended, and has ended by itself"
 }
@@ -576,10 +585,10 @@ async fn end_by_term_and_kill(guard: &AnyGuard, run: &Run, child: &mut Child) ->
 /// Waits until the remaining processes of the command's group have ended, too. They got the signal that ended the
 /// command. Kills them after the grace, or immediately if the lock is lost or another signal comes, and waits for their
 /// end up to [`FAREWELL`].
-async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals) {
+async fn end_rest_of_group(group: Pid, guard: &AnyGuard, run: &RunArguments, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;
-        while child::lives(group) {
+        while child::is_group_alive(group) {
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(FAREWELL / 10);
         }
@@ -588,10 +597,10 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
         biased;
         () = ended() => return,
         _ = guard.lost() => {}
-        _ = signals.next_ending() => {}
+        _ = signals.next_ending_signal() => {}
         () = tokio::time::sleep(run.grace) => {}
     }
-    child::kill_rest(group);
+    child::kill_group(group);
     let _ = tokio::time::timeout(FAREWELL, ended()).await;
 }
 
@@ -602,8 +611,13 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
 /// [`FAREWELL`], or without a connection [`FAREWELL_UNREACHED`]. An earlier signal lowers the limit to [`FAREWELL`]. If
 /// the limit ends the wait for a lock that was held, a message says for how long the lock may stay taken. Returns the
 /// signal that came before or during the wait, if one has.
-async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) -> Option<Signal> {
-    let limit = match (is_reached(zk), guard.is_held()) {
+async fn give_lock_back(
+    guard: AnyGuard,
+    zk: &ZooKeeper,
+    connection: &ConnectionArguments,
+    signals: &mut Signals,
+) -> Option<Signal> {
+    let limit = match (is_server_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
         (true, false) => FAREWELL,
         (false, _) => FAREWELL_UNREACHED,
@@ -619,28 +633,28 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         biased;
         done = tokio::time::timeout(limit, both) => {
             if let (Err(_), Some(left)) = (done, left) {
-                let left = to_the_millisecond(left);
-                say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
+                let left = truncate_to_millis(left);
+                print_message(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
             }
             pending
         }
         // The user does not want to wait for the reply any longer. The end of the session removes the node.
-        signal = signals.next_ending() => Some(signal),
+        signal = signals.next_ending_signal() => Some(signal),
     }
 }
 
 /// Asks the servers to end the session, and so to remove all its nodes. Waits for the reply for a limited time, or
 /// until a signal comes. If no server gets the request, the session ends later, by its timeout.
 async fn end_session(zk: &ZooKeeper, signals: &mut Signals) {
-    let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
+    let limit = if is_server_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {
         biased;
         _ = tokio::time::timeout(limit, zk.close()) => {}
-        _ = signals.next_ending() => {}
+        _ = signals.next_ending_signal() => {}
     }
 }
 
-fn is_reached(zk: &ZooKeeper) -> bool {
+fn is_server_reached(zk: &ZooKeeper) -> bool {
     !matches!(zk.state(), ConnectionState::Connecting { .. })
 }
 

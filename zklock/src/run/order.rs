@@ -4,16 +4,16 @@ use std::ffi::OsString;
 
 use clap::CommandFactory;
 
-use crate::arguments::{Arguments, Run};
+use crate::arguments::{Arguments, RunArguments};
 use crate::exit::Exit;
-use crate::output::{quoted, shorten, shortened_if_long};
+use crate::output::{quote_argument, shorten, shorten_argument};
 
 /// The maximal width of a label that is made from a command line, in columns.
 const LABEL_MADE: usize = 60;
 
 /// The lock's path, the command to run under the lock, and the label.
 #[derive(Debug)]
-pub(crate) struct CommandOrder {
+pub(crate) struct LockedCommand {
     pub(crate) path: String,
     pub(crate) command: Vec<OsString>,
     pub(crate) label: String,
@@ -28,20 +28,20 @@ fn similar_subcommand(word: &str) -> Option<String> {
     like.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name.to_owned())
 }
 
-impl CommandOrder {
-    pub(crate) fn read(run: &Run) -> Result<CommandOrder, Exit> {
+impl LockedCommand {
+    pub(crate) fn from_arguments(run: &RunArguments) -> Result<LockedCommand, Exit> {
         let mut words = run.words.iter().cloned();
         let path = words
             .next()
             .ok_or_else(|| Exit::usage("the path of a lock and a command are missing: see zklock --help"))?;
-        let path = path
-            .into_string()
-            .map_err(|path| Exit::usage(format!("{} is no path in ZooKeeper: it is not valid UTF-8", quoted(&path))))?;
+        let path = path.into_string().map_err(|path| {
+            Exit::usage(format!("{} is no path in ZooKeeper: it is not valid UTF-8", quote_argument(&path)))
+        })?;
         if !path.starts_with('/') {
             let meant = similar_subcommand(&path).map(|task| format!("did you mean {task}? ")).unwrap_or_default();
             return Err(Exit::usage(format!(
                 "{} is neither the path of a lock, which begins with a slash, nor a subcommand; {meant}see zklock --help",
-                quoted(path.as_ref())
+                quote_argument(path.as_ref())
             )));
         }
         let mut command: Vec<OsString> = words.collect();
@@ -61,14 +61,14 @@ impl CommandOrder {
                 return Err(Exit::usage(format!("-c: {problem}: zklock PATH -c 'SHELL COMMAND'")));
             }
             Some(word) if word.starts_with('-') => {
-                let word = shortened_if_long(word);
+                let word = shorten_argument(word);
                 return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
             }
             _ => {}
         }
         let label = run.label.clone().unwrap_or_else(|| match &shell {
-            Some(line) => label(std::slice::from_ref(line)),
-            None => label(&command),
+            Some(line) => label_from_words(std::slice::from_ref(line)),
+            None => label_from_words(&command),
         });
         let command = match (shell, command.is_empty()) {
             (Some(_), false) => return Err(Exit::usage("give -c or a command, not both")),
@@ -81,12 +81,12 @@ impl CommandOrder {
                 vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), line]
             }
         };
-        Ok(CommandOrder { path, command, label })
+        Ok(LockedCommand { path, command, label })
     }
 }
 
 /// Makes a label from the beginning of a command line.
-fn label(words: &[OsString]) -> String {
+fn label_from_words(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     // At most `LABEL_MADE + 1` characters are used, which is enough for `shorten` to see a longer line. Some characters
     // take no column, but the library's limit for labels counts them, too.
@@ -105,8 +105,8 @@ mod tests {
         Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("valid arguments")
     }
 
-    fn order(words: &[&str]) -> CommandOrder {
-        CommandOrder::read(&read(words).run).expect("a command and a lock")
+    fn order(words: &[&str]) -> LockedCommand {
+        LockedCommand::from_arguments(&read(words).run).expect("a command and a lock")
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(order(&["/l", "make", "-j"]).command, ["make", "-j"]);
         assert_eq!(order(&["/l", "--", "-c"]).command, ["-c"]);
         for words in [&["-c", "make all", "/l"], &["/l", "-c", "make all"], &["/l", "--command", "make all"]] {
-            let CommandOrder { command, label, .. } = order(words);
+            let LockedCommand { command, label, .. } = order(words);
             assert_eq!((&command[1..], &*label), (&["-c".into(), "make all".into()][..], "make all"), "{words:?}");
         }
         for (words, problem) in [
@@ -130,11 +130,13 @@ mod tests {
             (&["/l", "-c", "make", "all"], "-c: it takes one word, so quote the line"),
             (&["/l", "--command"], "-c: the line for the shell is missing"),
         ] {
-            let refused = CommandOrder::read(&read(words).run).expect_err("CommandOrder::read must refuse this");
+            let refused = LockedCommand::from_arguments(&read(words).run)
+                .expect_err("LockedCommand::from_arguments must refuse this");
             assert!(refused.message().starts_with(problem), "{words:?}: {}", refused.message());
         }
         for words in [&["/l", "-x"][..], &["-c", "make", "/l", "-c", "test"]] {
-            let refused = CommandOrder::read(&read(words).run).expect_err("CommandOrder::read must refuse this");
+            let refused = LockedCommand::from_arguments(&read(words).run)
+                .expect_err("LockedCommand::from_arguments must refuse this");
             assert!(
                 refused.message().contains("options go before the lock's path"),
                 "{words:?}: {}",
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_label_is_the_beginning_of_the_command_line() {
-        let labelled = |word: &str| label(&["echo".into(), word.into()]);
+        let labelled = |word: &str| label_from_words(&["echo".into(), word.into()]);
         let just_fits = "a".repeat(LABEL_MADE - "echo ".len());
         assert_eq!(labelled(&just_fits), format!("echo {just_fits}"));
         let too_long = labelled(&format!("{just_fits}b"));

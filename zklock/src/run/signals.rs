@@ -76,10 +76,10 @@ impl Signals {
     pub(crate) fn listen(can_use_stage: bool) -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut signals = Signals { sender, receiver, before: SigSet::empty() };
-        signals.listen_to(ENDING.iter().copied().chain(real_time()))?;
+        signals.listen_to(ENDING.iter().copied().chain(real_time_signals()))?;
         // The signals are unblocked after their handlers are set, because one of them may already be pending.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
-        signals.before = unblocked.map_err(|error| cannot_listen(&error))?;
+        signals.before = unblocked.map_err(|error| cannot_listen_error(&error))?;
         // The signals of `FAULTS` are blocked only if there is a stage, which is the process that becomes the command and
         // unblocks them first. Without the stage the command would inherit the blocked signals.
         if can_use_stage {
@@ -117,12 +117,12 @@ impl Signals {
         return FAULTS
             .into_iter()
             .filter(|which| self.before.contains(*which))
-            .fold(0, |set, which| set | bit(which as i32));
+            .fold(0, |set, which| set | signal_bit(which as i32));
         #[cfg(not(target_os = "linux"))]
         0
     }
 
-    pub(crate) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next_signal(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => signal,
             // `recv` never returns `None`, because `self` has a sender.
@@ -143,9 +143,9 @@ impl Signals {
     }
 
     /// Waits for the next signal that is not in [`OTHERS`]. Drops the signals of [`OTHERS`] that come before it.
-    pub(crate) async fn next_ending(&mut self) -> Signal {
+    pub(crate) async fn next_ending_signal(&mut self) -> Signal {
         loop {
-            let signal = self.next().await;
+            let signal = self.next_signal().await;
             if !OTHERS.contains(&signal) {
                 return signal;
             }
@@ -153,7 +153,7 @@ impl Signals {
     }
 
     fn listen_to(&self, signals: impl IntoIterator<Item = Signal>) -> Result<(), Exit> {
-        let ignored = ignored();
+        let ignored = ignored_signals();
         for which in signals.into_iter().filter(|which| !has_signal(ignored, which.as_raw())) {
             let mut stream = signal_stream(SignalKind::from_raw(which.as_raw()))?;
             let sender = self.sender.clone();
@@ -166,9 +166,9 @@ impl Signals {
     /// later. Starts a thread that delivers them.
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
-        let ignored = ignored();
+        let ignored = ignored_signals();
         let faults: SigSet = FAULTS.into_iter().filter(|which| !has_signal(ignored, *which as i32)).collect();
-        faults.thread_block().map_err(|error| cannot_listen(&error))?;
+        faults.thread_block().map_err(|error| cannot_listen_error(&error))?;
         let sender = self.sender.clone();
         let take = move || {
             while let Ok(signal) = faults.wait() {
@@ -179,7 +179,7 @@ impl Signals {
         };
         // If the system gives no thread, the signals are unblocked and have their default action.
         if thread::Builder::new().spawn(take).is_err() {
-            unblock_faults(0);
+            unblock_fault_signals(0);
         }
         Ok(())
     }
@@ -191,21 +191,21 @@ impl Signals {
 }
 
 /// Unblocks all signals. Only subcommands need this. A zklock that runs a command unblocks them in [`Signals::listen`].
-pub(crate) fn unblock_all() {
+pub(crate) fn unblock_all_signals() {
     // The error is ignored, because a subcommand also does its work if signals stay blocked.
     let _ = SigSet::empty().thread_set_mask();
 }
 
 /// Unblocks the signals of [`FAULTS`], except those in the set `blocked`.
 #[cfg(target_os = "linux")]
-pub(crate) fn unblock_faults(blocked: u64) {
+pub(crate) fn unblock_fault_signals(blocked: u64) {
     let faults: SigSet = FAULTS.into_iter().filter(|which| !has_signal(blocked, *which as i32)).collect();
     // This cannot fail, because all these signals exist.
     let _ = faults.thread_unblock();
 }
 
 /// Returns the real-time signals, which have only numbers.
-fn real_time() -> impl Iterator<Item = Signal> {
+fn real_time_signals() -> impl Iterator<Item = Signal> {
     #[cfg(target_os = "linux")]
     return (0..).map_while(<Signal as rustix_libc_wrappers::process::SignalExt>::rt);
     #[cfg(not(target_os = "linux"))]
@@ -213,26 +213,26 @@ fn real_time() -> impl Iterator<Item = Signal> {
 }
 
 pub(crate) fn signal_stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
-    signal(kind).map_err(|error| cannot_listen(&error))
+    signal(kind).map_err(|error| cannot_listen_error(&error))
 }
 
-fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
+fn cannot_listen_error(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}"))
 }
 
 /// Returns the set of signals that zklock ignores, or the empty set if the system does not report it. zklock and the
 /// command keep ignoring a signal that was ignored at the start of zklock, for example by nohup(1) or by a shell
 /// without job control.
-pub(crate) fn ignored() -> u64 {
+pub(crate) fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
 pub(crate) fn has_signal(set: u64, signal: i32) -> bool {
-    set & bit(signal) != 0
+    set & signal_bit(signal) != 0
 }
 
-fn bit(signal: i32) -> u64 {
+fn signal_bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }

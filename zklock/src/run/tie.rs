@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::exit::{self, Exit};
-use crate::output::quoted;
+use crate::output::quote_argument;
 #[cfg(target_os = "linux")]
 use crate::run::signals;
 use crate::terminal::our_group;
@@ -34,7 +34,7 @@ pub(crate) fn can_use_stage() -> bool {
 /// zklock. `faults` is from [`Signals::faults_blocked_before`].
 ///
 /// [`Signals::faults_blocked_before`]: crate::run::signals::Signals::faults_blocked_before
-pub(crate) fn command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
+pub(crate) fn new_command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
     #[cfg(target_os = "linux")]
     if can_use_stage() {
         let mut command = Command::new(OURSELVES);
@@ -67,7 +67,7 @@ pub(crate) fn become_command_if_stage() -> Option<Exit> {
     // The parent may have died before this process asked to be killed with it. A parent outside of this PID namespace
     // has no id here, and is not checked.
     if getppid().is_some_and(|now| now != parent) {
-        return Some(Exit::new(exit::by_signal(Signal::KILL.as_raw()), ""));
+        return Some(Exit::new(exit::code_of_signal(Signal::KILL.as_raw()), ""));
     }
     // A group that began outside of this PID namespace can neither be signalled nor be lent the terminal. So the
     // command gets a Unix session of its own, in which it can read from the terminal without a loan.
@@ -76,9 +76,9 @@ pub(crate) fn become_command_if_stage() -> Option<Exit> {
     {
         return Some(Exit::new(exit::SYSTEM, format!("cannot begin a session for the command: {error}")));
     }
-    signals::unblock_faults(u64::from_str_radix(faults, 16).unwrap_or(0));
+    signals::unblock_fault_signals(u64::from_str_radix(faults, 16).unwrap_or(0));
     let error = Command::new(&program).args(words).exec();
-    Some(cannot_run(&program, &error))
+    Some(cannot_run_error(&program, &error))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -86,12 +86,12 @@ pub(crate) fn become_command_if_stage() -> Option<Exit> {
     None
 }
 
-pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
+pub(crate) fn cannot_run_error(program: &OsStr, error: &io::Error) -> Exit {
     let code = match error.kind() {
         io::ErrorKind::NotFound => exit::NO_SUCH_COMMAND,
         // The system has no process left, or no memory.
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
         _ => exit::NOT_EXECUTABLE,
     };
-    Exit::new(code, format!("cannot run {}: {error}", quoted(program)))
+    Exit::new(code, format!("cannot run {}: {error}", quote_argument(program)))
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use zk_rwlock::queue::Member;
 
-use crate::output::{self, escape_controls, in_two_units, shorten, shorten_in_the_middle, width};
+use crate::output::{self, duration_in_two_units, escape_controls, shorten, shorten_in_the_middle, width};
 use crate::place::LockOrSemaphore;
 use crate::show::{layout, table};
 use crate::status_line::StatusLine;
@@ -25,7 +25,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// queue whenever the place or the holders change. Dropping the future removes the status line. If no status line is
 /// possible, a wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the
 /// output of other programs.
-pub(crate) async fn show(waits_at: &LockOrSemaphore, goal: &str, mut places: watch::Receiver<usize>) {
+pub(crate) async fn show_wait(waits_at: &LockOrSemaphore, goal: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
     let (mut last, mut reported): (Option<WaitState>, Option<WaitState>) = (None, None);
@@ -44,13 +44,13 @@ pub(crate) async fn show(waits_at: &LockOrSemaphore, goal: &str, mut places: wat
             () = tokio::time::sleep(SECOND) => {}
         }
         let Some(seen) = &last else { continue };
-        if StatusLine::is_possible() {
+        if StatusLine::can_be_drawn() {
             let waited = Some(started.elapsed());
             line.draw((0..LONGEST.len()).map(|level| seen.line(waits_at.path(), goal, waited, level)));
         } else if started.elapsed() >= SECOND
             && reported.as_ref().map(WaitState::reported_part) != Some(seen.reported_part())
         {
-            output::say_within(Duration::ZERO, &seen.line(waits_at.path(), goal, None, 0));
+            output::print_message_within(Duration::ZERO, &seen.line(waits_at.path(), goal, None, 0));
             reported = last.clone();
         }
     }
@@ -67,7 +67,7 @@ struct WaitState {
 impl WaitState {
     /// Returns the line at this level of detail, an index of [`LONGEST`].
     fn line(&self, path: &str, goal: &str, waited: Option<Duration>, level: usize) -> String {
-        let waited = waited.map_or_else(String::new, |waited| format!(" {}", in_two_units(waited)));
+        let waited = waited.map_or_else(String::new, |waited| format!(" {}", duration_in_two_units(waited)));
         // "for a permit of" loses its "of" if the path does not follow.
         let goal = match level {
             0..3 => format!(" {goal} {path}"),
@@ -78,7 +78,7 @@ impl WaitState {
         let mut words = format!("waiting{waited}{goal}: place {}", self.place);
         for (how, keeps) in [("held", false), ("kept", true)] {
             let holders = self.holders.iter().take(named_most).filter(|holder| holder.keeps == keeps);
-            let named: Vec<String> = holders.map(|holder| name(holder, level)).collect();
+            let named: Vec<String> = holders.map(|holder| describe_holder(holder, level)).collect();
             if !named.is_empty() {
                 words.push_str(&format!(", {how} by {}", named.join(" and ")));
             }
@@ -96,10 +96,10 @@ impl WaitState {
     }
 }
 
-fn name(member: &Member, level: usize) -> String {
+fn describe_holder(member: &Member, level: usize) -> String {
     let mut words = Vec::new();
     if level < 5 {
-        words.push(table::mode(member));
+        words.push(table::mode_text(member));
     }
     words.push(host(member, LONGEST[level]));
     if let Some(pid) = member.pid.filter(|_| level < 2) {

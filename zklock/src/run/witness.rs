@@ -2,7 +2,7 @@
 //!
 //! The terminal sends the signal of a key to its foreground group. While the terminal is lent to the command, this is
 //! the command's group, so neither zklock nor the script, `make` or program that started zklock gets the signal. zklock
-//! sends these processes the signal when the command has ended ([`pass_on`]). The end of the command does not say
+//! sends these processes the signal when the command has ended ([`pass_key_on`]). The end of the command does not say
 //! whether a key was typed: a command may handle Ctrl-C and exit with any code, and a command may exit with 130 without
 //! a Ctrl-C.
 //!
@@ -32,7 +32,7 @@ pub(crate) static PID: AtomicI32 = AtomicI32::new(0);
 
 /// Sends the signal of a key, and SIGURG, to all processes of zklock's group, and so to the script or program that
 /// started zklock, as the terminal would have sent the key's signal. zklock itself gets the signals, too.
-pub(crate) fn pass_on(key: Signal) {
+pub(crate) fn pass_key_on(key: Signal) {
     for signal in [Signal::URG, key] {
         // This call does not use the group's number: in a container the number may be 1, and a signal to -1 would reach
         // every process. The error is ignored: zklock is in the group, and may signal itself.
@@ -60,7 +60,7 @@ mod on_linux {
     use rustix::process::{Pid, Signal, getppid, kill_process};
 
     use super::PID;
-    use crate::run::signals::{has_signal, ignored};
+    use crate::run::signals::{has_signal, ignored_signals};
     use crate::run::tie::OURSELVES;
 
     /// How long zklock waits for the end of the witness before it kills the witness.
@@ -137,7 +137,7 @@ mod on_linux {
         if !matches!(&words[..], [word, pid] if word == WITNESS && pid.to_str().is_some_and(is_parent)) {
             return false;
         }
-        let ignored = ignored();
+        let ignored = ignored_signals();
         let signals = [NamedSignal::SIGINT, NamedSignal::SIGQUIT, NamedSignal::SIGURG];
         let signals = signals.into_iter().filter(|signal| !has_signal(ignored, *signal as i32)).collect();
         let Ok(signals) = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK) else { return true };

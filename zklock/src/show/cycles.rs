@@ -37,20 +37,20 @@ pub(crate) fn circle_closed_by_wait(
     path: &str,
     under: Option<(String, i64)>,
 ) -> Option<Vec<ProcessWait>> {
-    let mut locks = Lock::all(queues);
+    let mut locks = ListedLock::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
     let under = under.and_then(|(path, token)| {
         let queue = queues.iter().find(|queue| queue.path == path)?;
-        queue.holders().find(|holder| holder.token == Some(token)).and_then(process)
+        queue.holders().find(|holder| holder.token == Some(token)).and_then(process_of_member)
     });
-    let us = Process { host: host(), pid: std::process::id() };
+    let us = Process { host: own_host(), pid: std::process::id() };
     let us = under.or_else(|| zklocks_above(&us).find(is_holder))?;
     let wanted = locks.iter_mut().find(|lock| lock.path == path)?;
     if wanted.holders.contains(&us) {
         return Some(vec![ProcessWait { who: us.clone(), path: path.to_owned(), holder: us }]);
     }
     wanted.waiters.insert(us.clone());
-    shortest_circle(&waits(&locks), &us)
+    shortest_circle(&awaited_locks(&locks), &us)
 }
 
 /// Returns circles of processes that wait for each other, each circle once: for each process the shortest circle that it
@@ -60,8 +60,8 @@ pub(crate) fn circle_closed_by_wait(
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
 /// process often wait for each other.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
-    let locks = Lock::all(queues);
-    let waits = waits(&locks);
+    let locks = ListedLock::all(queues);
+    let waits = awaited_locks(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
     let mut cycles = Vec::new();
     // No search starts at a process that holds nothing, because no process waits for that process, and so it is in no
@@ -78,7 +78,7 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
     cycles
 }
 
-pub(crate) fn json_of(cycles: &[Vec<ProcessWait>]) -> Value {
+pub(crate) fn cycles_json(cycles: &[Vec<ProcessWait>]) -> Value {
     let process = |process: &Process| json!({ "host": process.host, "pid": process.pid });
     let wait =
         |wait: &ProcessWait| json!({ "waits": process(&wait.who), "path": wait.path, "holds": process(&wait.holder) });
@@ -87,28 +87,28 @@ pub(crate) fn json_of(cycles: &[Vec<ProcessWait>]) -> Value {
 
 /// A lock, or a semaphore with one permit, with its waiting and holding processes. Every waiter waits until all holders
 /// have left, also holders that are not the waiter's predecessor.
-struct Lock<'a> {
+struct ListedLock<'a> {
     path: &'a str,
     waiters: BTreeSet<Process>,
     holders: BTreeSet<Process>,
 }
 
 /// Returns, for each process that waits, the locks that it waits for.
-fn waits<'a>(locks: &'a [Lock<'a>]) -> BTreeMap<&'a Process, Vec<&'a Lock<'a>>> {
-    let mut waits: BTreeMap<&Process, Vec<&Lock<'_>>> = BTreeMap::new();
+fn awaited_locks<'a>(locks: &'a [ListedLock<'a>]) -> BTreeMap<&'a Process, Vec<&'a ListedLock<'a>>> {
+    let mut waits: BTreeMap<&Process, Vec<&ListedLock<'_>>> = BTreeMap::new();
     for lock in locks {
         lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
     }
     waits
 }
 
-impl Lock<'_> {
+impl ListedLock<'_> {
     /// Returns the locks. Semaphores with several permits are left out: a waiter needs only one of the holders to
     /// leave, so it closes a circle only if every holder waits for it, and such circles are not looked for. If a
     /// waiter holds no lock, but a `zklock` above it does, that `zklock` counts as the waiter.
-    fn all(queues: &[Queue]) -> Vec<Lock<'_>> {
+    fn all(queues: &[Queue]) -> Vec<ListedLock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
-        let mut locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
+        let mut locks: Vec<ListedLock<'_>> = queues.map(ListedLock::of).collect();
         let holders: BTreeSet<Process> = locks.iter().flat_map(|lock| &lock.holders).cloned().collect();
         let is_holder = |it: &Process| holders.contains(it);
         for lock in &mut locks {
@@ -118,17 +118,17 @@ impl Lock<'_> {
         locks
     }
 
-    fn of(queue: &Queue) -> Lock<'_> {
+    fn of(queue: &Queue) -> ListedLock<'_> {
         let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
-        Lock {
+        ListedLock {
             path: &queue.path,
-            waiters: waiting.filter_map(process).collect(),
-            holders: queue.holders().filter_map(process).collect(),
+            waiters: waiting.filter_map(process_of_member).collect(),
+            holders: queue.holders().filter_map(process_of_member).collect(),
         }
     }
 }
 
-fn process(member: &Member) -> Option<Process> {
+fn process_of_member(member: &Member) -> Option<Process> {
     member.pid.map(|pid| Process { host: member.host.clone(), pid })
 }
 
@@ -152,24 +152,24 @@ fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
 /// another container.
 fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
     let parent = |pid: u32| u32::try_from(ProcessStat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
-    let first = if who.host == host() { parent(who.pid) } else { None };
+    let first = if who.host == own_host() { parent(who.pid) } else { None };
     std::iter::successors(first, move |pid| parent(*pid)).take(GENERATIONS).map(|pid| Process { pid, ..who.clone() })
 }
 
-fn host() -> String {
+fn own_host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Finds the shortest circle of two or more processes through `start`, by a breadth-first search. The search visits the
 /// holders of each lock once, however many processes wait for the lock.
-fn shortest_circle(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<ProcessWait>> {
-    let wait = |who: &Process, lock: &Lock<'_>, holder: &Process| ProcessWait {
+fn shortest_circle(waits: &BTreeMap<&Process, Vec<&ListedLock<'_>>>, start: &Process) -> Option<Vec<ProcessWait>> {
+    let wait = |who: &Process, lock: &ListedLock<'_>, holder: &Process| ProcessWait {
         who: who.clone(),
         path: lock.path.to_owned(),
         holder: holder.clone(),
     };
     let (mut seen, mut next) = (BTreeSet::new(), VecDeque::from([start]));
-    let mut reached: BTreeMap<&Process, (&Process, &Lock<'_>)> = BTreeMap::new();
+    let mut reached: BTreeMap<&Process, (&Process, &ListedLock<'_>)> = BTreeMap::new();
     while let Some(who) = next.pop_front() {
         for lock in waits.get(who).into_iter().flatten() {
             if who != start && lock.holders.contains(start) {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn process_1_is_no_ancestor() {
-        let us = Process { host: host(), pid: std::process::id() };
+        let us = Process { host: own_host(), pid: std::process::id() };
         assert!(ancestors(&us).all(|it| it.pid != 1));
     }
 

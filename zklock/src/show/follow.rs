@@ -20,12 +20,12 @@ use zk_rwlock::coordinator::{Coordinator, Event, Failure, Reply, Session, Watch}
 use zk_rwlock::queue::{Member, MemberState, NodeName};
 use zk_rwlock::{ConnectionState, Dialect, Queue, Survey, ZooKeeper};
 
-use crate::arguments::{Connection, WatchOrder};
+use crate::arguments::{ConnectionArguments, WatchArguments};
 use crate::exit::Exit;
 use crate::output;
 use crate::place::LockOrSemaphore;
 use crate::show::live::{SILENCE, none_if_passing};
-use crate::show::{table, warn, warnings_about_free};
+use crate::show::{free_lock_warnings, print_warnings, table};
 
 /// The interval at which zklock looks whether it is connected, and the shortest pause between two searches for locks.
 const TICK: Duration = Duration::from_millis(100);
@@ -33,18 +33,22 @@ const TICK: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A lock that is followed: its path, and the naming scheme of its nodes.
-type FollowedLock = (String, Dialect);
+type LockToFollow = (String, Dialect);
 
 /// Prints the queues of the paths, and then each queue that changes. Ends when standard output has no reader any more,
 /// or with an error that is not expected to pass.
-pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
+pub(crate) async fn print_changes(
+    zk: &ZooKeeper,
+    order: &WatchArguments,
+    connection: &ConnectionArguments,
+) -> Result<u8, Exit> {
     let reports = &ConnectionReports { zk, order, was_connected: Cell::new(true), last_report: Cell::new(None) };
-    let begin = |lock: FollowedLock| async move { (follow(reports, &lock).await, lock) }.boxed_local();
+    let begin = |lock: LockToFollow| async move { (follow_queue(reports, &lock).await, lock) }.boxed_local();
     let mut followed = FuturesUnordered::new();
-    let mut known: BTreeSet<FollowedLock> = BTreeSet::new();
+    let mut known: BTreeSet<LockToFollow> = BTreeSet::new();
     let mut reporting = pin!(reports.report_until_unread());
     let (sender, mut found) = mpsc::unbounded_channel();
-    let mut search = pin!(search(zk, order, sender));
+    let mut search = pin!(search_locks(zk, order, sender));
     if !order.tree {
         known.extend(order.paths.iter().map(|path| (path.clone(), connection.dialect)));
         followed.extend(known.iter().cloned().map(begin));
@@ -54,12 +58,12 @@ pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection
             Some((ended, lock)) = followed.next() => match ended {
                 // With `--tree`, a lock that cannot be followed does not end the others. It stays in `known`, so that
                 // its message is printed once.
-                Err(exit) if order.tree => output::say(exit.message()),
+                Err(exit) if order.tree => output::print_message(exit.message()),
                 Err(exit) => return Err(exit),
                 Ok(()) => _ = known.remove(&lock),
             },
             Some(lock) = found.recv(), if order.tree => {
-                if known.insert(FollowedLock::clone(&lock)) {
+                if known.insert(LockToFollow::clone(&lock)) {
                     followed.push(begin(lock));
                 }
             }
@@ -70,13 +74,17 @@ pub(crate) async fn print_changes(zk: &ZooKeeper, order: &WatchOrder, connection
 }
 
 /// Looks for locks at and below the paths again and again, and sends all that it finds each time.
-async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<FollowedLock>) -> Result<(), Exit> {
+async fn search_locks(
+    zk: &ZooKeeper,
+    order: &WatchArguments,
+    found: UnboundedSender<LockToFollow>,
+) -> Result<(), Exit> {
     let mut is_first = true;
     loop {
         for prefix in &order.paths {
             let Some(survey) = none_if_passing(Survey::below(zk, prefix).await)? else { continue };
             if is_first {
-                warn(&warnings_about_free(zk, std::slice::from_ref(prefix), true, &survey.queues).await);
+                print_warnings(&free_lock_warnings(zk, std::slice::from_ref(prefix), true, &survey.queues).await);
             }
             for queue in survey.queues {
                 // This cannot fail, because the receiver lives as long as this future.
@@ -91,7 +99,7 @@ async fn search(zk: &ZooKeeper, order: &WatchOrder, found: UnboundedSender<Follo
 /// Notices when the connection breaks and when it is back. With `--json`, prints a line for each path in both cases.
 struct ConnectionReports<'z> {
     zk: &'z ZooKeeper,
-    order: &'z WatchOrder,
+    order: &'z WatchArguments,
     was_connected: Cell<bool>,
     /// When the connection was last reported as broken or as back.
     last_report: Cell<Option<Instant>>,
@@ -145,7 +153,7 @@ impl ConnectionReports<'_> {
 
 /// Prints one queue, and prints it again after each change that is found. With `--tree`, returns when the lock's
 /// directory is gone and the queue is empty.
-async fn follow(reports: &ConnectionReports<'_>, (path, dialect): &FollowedLock) -> Result<(), Exit> {
+async fn follow_queue(reports: &ConnectionReports<'_>, (path, dialect): &LockToFollow) -> Result<(), Exit> {
     let (zk, order) = (reports.zk, reports.order);
     let place = LockOrSemaphore::at(zk, path, *dialect)?;
     let mut watches = Watches::new(path, *dialect);
@@ -159,7 +167,7 @@ async fn follow(reports: &ConnectionReports<'_>, (path, dialect): &FollowedLock)
             match tokio::time::timeout(SILENCE, &mut look).await {
                 Ok(looked) => looked,
                 Err(_) => {
-                    output::say(&format!("{path}: no answer for {}", humantime::format_duration(SILENCE)));
+                    output::print_message(&format!("{path}: no answer for {}", humantime::format_duration(SILENCE)));
                     look.await
                 }
             }
@@ -172,15 +180,15 @@ async fn follow(reports: &ConnectionReports<'_>, (path, dialect): &FollowedLock)
             let at = told.take().unwrap_or_else(SystemTime::now);
             let mut seen = QueueLook::new(last.as_ref(), queue, watches.shown.clone());
             if let Some(before) = &last {
-                let change = Change::between(before, &mut seen, fired == Some((Event::Changed, true)));
+                let change = QueueChange::between(before, &mut seen, fired == Some((Event::Changed, true)));
                 if change.unseen > 0 || printed_part(&before.queue) != printed_part(&seen.queue) {
                     seen.print(at, &change, order.json)?;
                 }
             } else {
                 if !order.tree {
-                    warn(&warnings_about_free(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
+                    print_warnings(&free_lock_warnings(zk, &[], false, std::slice::from_ref(&seen.queue)).await);
                 }
-                seen.print(at, &Change::default(), order.json)?;
+                seen.print(at, &QueueChange::default(), order.json)?;
             }
             if order.tree && seen.shown.is_none() && seen.queue.members.is_empty() {
                 return Ok(());
@@ -206,7 +214,7 @@ struct QueueLook {
 
 impl QueueLook {
     fn new(before: Option<&QueueLook>, queue: Queue, shown: Option<BTreeSet<String>>) -> QueueLook {
-        let newest = queue.members.iter().filter_map(|member| sequence(member, &queue)).max();
+        let newest = queue.members.iter().filter_map(|member| member_sequence(member, &queue)).max();
         // Without a directory, the next sequence number is 0. In an empty directory, the numbers go on from those of
         // the look before.
         let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
@@ -220,18 +228,21 @@ impl QueueLook {
         self.shown.iter().flatten().filter(is_contender).collect::<BTreeSet<_>>() == members.collect()
     }
 
-    fn print(&self, at: SystemTime, change: &Change, is_json: bool) -> Result<(), Exit> {
+    fn print(&self, at: SystemTime, change: &QueueChange, is_json: bool) -> Result<(), Exit> {
         if !is_json {
-            output::print(&format!("{}\n", table::table(&self.queue, output::columns(&io::stdout()), false)))?;
+            output::print_result(&format!(
+                "{}\n",
+                table::queue_table(&self.queue, output::terminal_columns(&io::stdout()), false)
+            ))?;
             return Ok(());
         }
-        let mut line = table::json(&self.queue);
+        let mut line = table::queue_json(&self.queue);
         if let Value::Object(line) = &mut line {
             line.shift_insert(0, "at".to_owned(), json!(rfc3339(at)));
             line.shift_insert(1, "event".to_owned(), json!("queue"));
-            line.insert("came".to_owned(), change.came.iter().map(short_json).collect());
-            line.insert("went".to_owned(), change.went.iter().map(short_json).collect());
-            line.insert("granted".to_owned(), change.granted.iter().map(short_json).collect());
+            line.insert("came".to_owned(), change.came.iter().map(short_member_json).collect());
+            line.insert("went".to_owned(), change.went.iter().map(short_member_json).collect());
+            line.insert("granted".to_owned(), change.granted.iter().map(short_member_json).collect());
             line.insert("unseen".to_owned(), json!(change.unseen));
             line.insert("changes".to_owned(), json!(change.came.len() + change.went.len() + 2 * change.unseen));
         }
@@ -239,13 +250,13 @@ impl QueueLook {
     }
 }
 
-fn sequence(member: &Member, queue: &Queue) -> Option<i64> {
+fn member_sequence(member: &Member, queue: &Queue) -> Option<i64> {
     NodeName::parse_as(&member.node, queue.dialect).map(|contender| contender.sequence())
 }
 
 /// What changed between two looks at a queue.
 #[derive(Default)]
-struct Change {
+struct QueueChange {
     came: Vec<Member>,
     went: Vec<Member>,
     /// The members that hold, and did not hold before.
@@ -255,10 +266,10 @@ struct Change {
     unseen: usize,
 }
 
-impl Change {
+impl QueueChange {
     /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change. Raises
     /// `now.newest` if only the watch shows that a contender came and left, because that contender got the next number.
-    fn between(before: &QueueLook, now: &mut QueueLook, has_fired: bool) -> Change {
+    fn between(before: &QueueLook, now: &mut QueueLook, has_fired: bool) -> QueueChange {
         let holds = |member: &Member| member.state == MemberState::Holds;
         let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();
         let later: HashSet<_> = now.queue.members.iter().map(|it| &it.node).collect();
@@ -272,19 +283,19 @@ impl Change {
         // contender. The contender entered the queue, and may have left since.
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
         let mut unseen =
-            given.saturating_sub(came.iter().filter(|member| sequence(member, &now.queue).is_some()).count());
+            given.saturating_sub(came.iter().filter(|member| member_sequence(member, &now.queue).is_some()).count());
         // The watch reported a change of the directory, but the directory shows the same nodes as when the watch was armed. A
         // contender has come and left since the earlier look, because that look showed these nodes, too.
         if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.matches_directory() {
             unseen = 1;
             now.newest = before.newest.map(|newest| newest + 1);
         }
-        Change { came, went, granted, unseen }
+        QueueChange { came, went, granted, unseen }
     }
 }
 
 /// Returns a member with few of its fields, for the lists `came`, `went` and `granted` of a line.
-fn short_json(member: &Member) -> Value {
+fn short_member_json(member: &Member) -> Value {
     json!({
         "node": member.node,
         "host": member.host,
@@ -299,7 +310,7 @@ fn rfc3339(at: SystemTime) -> String {
 }
 
 fn print_json(line: &Value) -> Result<(), Exit> {
-    output::print(&format!("{}\n", output::escape_json(&line.to_string()))).map(drop)
+    output::print_result(&format!("{}\n", output::escape_json(&line.to_string()))).map(drop)
 }
 
 /// Returns the part of a queue whose change is printed. The ages of members are not in this part, because they change

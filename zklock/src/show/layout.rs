@@ -57,7 +57,7 @@ impl Column {
     }
 
     /// Allows the cells to be shortened in this way.
-    pub(crate) fn cut(self, cut: Cut) -> Column {
+    pub(crate) fn with_cut(self, cut: Cut) -> Column {
         Column { cut, ..self }
     }
 
@@ -89,9 +89,9 @@ impl Column {
 
 /// Returns the table as lines, the headings first. If `most` is given, each line is shortened to the width `most` if
 /// necessary.
-pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String> {
+pub(crate) fn table_lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String> {
     if let Some(most) = most {
-        columns = fit(columns, most);
+        columns = fit_columns(columns, most);
     }
     let headings = columns.iter().map(|column| column.heading).collect();
     let rows = columns.iter().map(|column| column.cells.len()).min().unwrap_or(0);
@@ -111,7 +111,7 @@ pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String
 
 /// Returns the lines in at most `rows` rows, but in one row if `rows` is zero and there are lines. If lines are left
 /// out, the last row says how many.
-pub(crate) fn at_most(rows: usize, mut lines: Vec<String>, columns: usize) -> Vec<String> {
+pub(crate) fn limit_rows(rows: usize, mut lines: Vec<String>, columns: usize) -> Vec<String> {
     if lines.len() > rows {
         let left_out = lines.split_off(rows.saturating_sub(1)).len();
         lines.push(shorten(&format!("... and {left_out} more"), columns));
@@ -119,17 +119,17 @@ pub(crate) fn at_most(rows: usize, mut lines: Vec<String>, columns: usize) -> Ve
     lines
 }
 
-fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
-    if total(&columns, Column::width) > most {
+fn fit_columns(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
+    if total_width(&columns, Column::width) > most {
         columns.retain(|column| column.heading != "SESSION");
     }
-    if total(&columns, Column::width) > most {
+    if total_width(&columns, Column::width) > most {
         for column in &mut columns {
             column.cells = column.brief.take().unwrap_or_else(|| std::mem::take(&mut column.cells));
         }
     }
     for (goes, least) in MAY_GO {
-        if total(&columns, |column| column.narrowest(least)) <= most {
+        if total_width(&columns, |column| column.narrowest(least)) <= most {
             return shorten_widest(columns, most, least);
         }
         columns.retain(|column| column.heading != goes);
@@ -141,7 +141,7 @@ fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
 fn shorten_widest(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column> {
     let mut widths: Vec<usize> = columns.iter().map(Column::width).collect();
     let narrowest: Vec<usize> = columns.iter().map(|column| column.narrowest(least)).collect();
-    let mut excess = total(&columns, Column::width).saturating_sub(most);
+    let mut excess = total_width(&columns, Column::width).saturating_sub(most);
     while excess > 0 {
         let may = (0..columns.len()).filter(|&at| widths[at] > narrowest[at]);
         let Some(widest) = may.max_by_key(|&at| widths[at]) else { break };
@@ -151,7 +151,7 @@ fn shorten_widest(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column
     columns.into_iter().zip(widths).map(|(column, width)| column.shortened(width)).collect()
 }
 
-fn total(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
+fn total_width(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
     columns.iter().map(width).sum::<usize>() + BETWEEN * columns.len().saturating_sub(1)
 }
 
@@ -185,10 +185,10 @@ mod tests {
     fn columns(rows: &[[&str; 10]]) -> Vec<Column> {
         let cells = |at: usize| rows.iter().map(|row| row[at].to_owned()).collect::<Vec<_>>();
         let column = |(at, heading): (usize, &&'static str)| match *heading {
-            "HOST" => {
-                Column::new(heading, cells(at)).cut(Cut::Middle).with_brief_cells(without_shared_domain(&cells(at)))
-            }
-            "LABEL" => Column::new(heading, cells(at)).cut(Cut::End),
+            "HOST" => Column::new(heading, cells(at))
+                .with_cut(Cut::Middle)
+                .with_brief_cells(without_shared_domain(&cells(at))),
+            "LABEL" => Column::new(heading, cells(at)).with_cut(Cut::End),
             "BEHIND" => {
                 let places = cells(at).iter().map(|cell| cell.split(' ').next().unwrap().to_owned()).collect();
                 Column::new(heading, cells(at)).with_brief_cells(places)
@@ -237,7 +237,7 @@ mod tests {
     fn every_line_fits_and_every_token_is_whole() {
         for rows in tables() {
             for most in 1..=260 {
-                let lines = lines(columns(&rows), Some(most));
+                let lines = table_lines(columns(&rows), Some(most));
                 assert_eq!(lines.len(), rows.len() + 1);
                 for line in &lines {
                     assert!(width(line) <= most, "{most}: {line:?}");
@@ -257,14 +257,14 @@ mod tests {
         for rows in tables() {
             let mut before = 0;
             for most in 20..=260 {
-                let lines = lines(columns(&rows), Some(most));
+                let lines = table_lines(columns(&rows), Some(most));
                 let shown = headings(&lines);
                 let mut rest = HEADINGS.iter();
                 assert!(shown.iter().all(|heading| rest.any(|other| other == heading)), "{shown:?}");
                 assert!(shown.len() >= before, "{most}: {shown:?}");
                 before = shown.len();
             }
-            let whole = lines(columns(&rows), None);
+            let whole = table_lines(columns(&rows), None);
             assert_eq!(headings(&whole), HEADINGS);
             for (row, line) in rows.iter().zip(&whole[1..]) {
                 assert!(row.iter().all(|cell| line.contains(cell)), "{line:?}");
@@ -276,7 +276,7 @@ mod tests {
     fn columns_align_with_wide_characters() {
         for rows in tables() {
             for most in [60, 80, 132] {
-                let lines = lines(columns(&rows), Some(most));
+                let lines = table_lines(columns(&rows), Some(most));
                 let start = width(lines[0].rsplit_once(' ').map_or("", |(before, _)| before));
                 for (row, line) in rows.iter().zip(&lines[1..]) {
                     let before = line.strip_suffix(row[9]).unwrap();
@@ -301,7 +301,7 @@ mod tests {
             "-",
             "4294967301",
         ];
-        let at = |most| lines(columns(&[row]), Some(most));
+        let at = |most| table_lines(columns(&[row]), Some(most));
         assert_eq!(headings(&at(111)), HEADINGS);
         let without = |gone: &[&str]| HEADINGS.into_iter().filter(|name| !gone.contains(name)).collect::<Vec<_>>();
         for most in [90, 82] {
@@ -321,8 +321,8 @@ mod tests {
         let row =
             ["1", "holds", "WRITE", "a.x.example", "4711", "backup", "3s", "0x100004f2a5b0001", "2 a", "4294967301"];
         let other = ["2", "waits", "READ", "b.x.example", "4712", "report", "1s", "0x100004f2a5b0002", "1 a", "-"];
-        let at = |most| lines(columns(&[row, other]), Some(most));
-        let whole = lines(columns(&[row, other]), None);
+        let at = |most| table_lines(columns(&[row, other]), Some(most));
+        let whole = table_lines(columns(&[row, other]), None);
         assert_eq!(at(widest(&whole)), whole);
         let without_session = at(widest(&whole) - 1);
         assert!(!without_session[0].contains("SESSION") && without_session[1].contains("a.x.example"));

@@ -1,5 +1,5 @@
 //! The subcommand `watch` on a screen: shows one queue, or a row for each of several, and redraws the screen in place. If
-//! standard output is no screen, or with `--json`, [`follow`] prints each change.
+//! standard output is no screen, or with `--json`, [`follow_queue`] prints each change.
 
 use std::future::{Future, IntoFuture};
 use std::io;
@@ -11,14 +11,14 @@ use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind};
 use zk_rwlock::{Dialect, Error, Queue, RwLock, Survey, ZooKeeper};
 
-use crate::arguments::{Connection, WatchOrder};
+use crate::arguments::{ConnectionArguments, WatchArguments};
 use crate::connect::connect_to;
 use crate::exit::Exit;
-use crate::output::{self, shorten, shorten_in_the_middle, width, wrapped};
+use crate::output::{self, shorten, shorten_in_the_middle, width, wrap_line};
 use crate::place::LockOrSemaphore;
 use crate::run::signals;
-use crate::show::overview::{self, History};
-use crate::show::{follow, table, warnings_about_free};
+use crate::show::overview::{self, QueueHistory};
+use crate::show::{follow, free_lock_warnings, table};
 use crate::terminal;
 
 /// The longest time between two drawings of the screen. It is short, because the screen shows how long ago things happened.
@@ -32,13 +32,13 @@ const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
 /// Shows the queues until a signal ends zklock, until standard output has no reader or is no longer zklock's terminal,
 /// or until an error that is not expected to pass.
-pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
+pub(crate) async fn watch_queues(watch: &WatchArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
     let zk = connect_to(&watch.paths[0], connection).await?;
     for path in &watch.paths[1..] {
         RwLock::new(&zk, path)?;
     }
     if output::has_cursor_control(&io::stdout()) && !watch.json {
-        on_a_screen(&zk, watch, connection.dialect).await
+        watch_on_screen(&zk, watch, connection.dialect).await
     } else {
         follow::print_changes(&zk, watch, connection).await
     }
@@ -50,8 +50,8 @@ struct Screen {
     /// Whether the screen has a row for each queue, and not one for each member of a single queue.
     is_overview: bool,
     seen: Option<Vec<Queue>>,
-    history: History,
-    /// The messages of [`warnings_about_free`], which say why the answer "free" may mislead.
+    history: QueueHistory,
+    /// The messages of [`free_lock_warnings`], which say why the answer "free" may mislead.
     warnings: Vec<String>,
     /// When the first request after the last answer was sent. `None` if no request has been sent since.
     unanswered: Option<Instant>,
@@ -62,12 +62,12 @@ struct Screen {
     is_ours: bool,
 }
 
-async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<u8, Exit> {
+async fn watch_on_screen(zk: &ZooKeeper, watch: &WatchArguments, dialect: Dialect) -> Result<u8, Exit> {
     let mut screen = Screen {
         title: watch.paths.join(" "),
         is_overview: watch.tree || watch.paths.len() > 1,
         seen: None,
-        history: History::default(),
+        history: QueueHistory::default(),
         warnings: Vec::new(),
         unanswered: None,
         resized: signals::signal_stream(SignalKind::window_change())?,
@@ -81,7 +81,7 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
         let look = async {
             let Some(seen) = read_queues(zk, watch, dialect).await? else { return Ok(None) };
             let warnings =
-                if is_doubtful { warnings_about_free(zk, &watch.paths, watch.tree, &seen).await } else { Vec::new() };
+                if is_doubtful { free_lock_warnings(zk, &watch.paths, watch.tree, &seen).await } else { Vec::new() };
             Ok::<_, Exit>(Some((seen, warnings)))
         };
         let Some(looked) = screen.redraw_until(look).await? else { return Ok(0) };
@@ -98,7 +98,7 @@ async fn on_a_screen(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Re
 
 /// Reads the queues of all paths, or with `--tree` of all locks at and below them. Returns `None` if there was no
 /// answer.
-async fn read_queues(zk: &ZooKeeper, watch: &WatchOrder, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
+async fn read_queues(zk: &ZooKeeper, watch: &WatchArguments, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
     if watch.tree {
         let surveys = watch.paths.iter().map(|path| Survey::below(zk, path).into_future());
         return none_if_passing(
@@ -140,7 +140,7 @@ impl Screen {
             None if self.is_ours => return Ok(false),
             Some(false) | None => {}
         }
-        let (columns, rows) = terminal::size(io::stdout());
+        let (columns, rows) = terminal::columns_and_rows(io::stdout());
         let silent = self.unanswered.map_or(Duration::ZERO, |since| since.elapsed());
         let status = if silent > SILENCE {
             let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
@@ -151,7 +151,7 @@ impl Screen {
         let heading = shorten_in_the_middle(&self.title, columns.saturating_sub(width(&status)).max(1)) + &status;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(seen) = &self.seen {
-            let warnings = self.warnings.iter().map(|words| wrapped(words, Some(columns)) + "\n").collect::<String>();
+            let warnings = self.warnings.iter().map(|words| wrap_line(words, Some(columns)) + "\n").collect::<String>();
             // The last row stays empty, because a line break at its end would scroll the screen.
             let left = rows.saturating_sub(lines.len() + warnings.lines().count() + 1);
             lines.extend(match &seen[..] {
@@ -161,12 +161,12 @@ impl Screen {
                     table.extend(held.map(|held| shorten(&held, columns)));
                     table
                 }
-                queues => overview::totals_and_rows(queues, &self.history, columns, left),
+                queues => overview::overview_lines(queues, &self.history, columns, left),
             });
             lines.extend(warnings.lines().map(str::to_owned));
         }
         // The text moves the cursor to the top left corner, and clears the rest of each line and the rows below.
-        output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
+        output::print_result(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
     }
 }
 

@@ -13,42 +13,42 @@ use std::{io, slice};
 use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Queue, Survey, ZooKeeper};
 
-use crate::arguments::{Connection, Ls};
+use crate::arguments::{ConnectionArguments, LsArguments};
 use crate::connect::{self, connect_to};
 use crate::exit::Exit;
 use crate::output::escape_json;
 use crate::place::{LockOrSemaphore, is_at_or_below};
 use crate::{output, place};
 
-pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
-    let (columns, colourful) = (output::columns(&io::stdout()), output::is_colourful());
+pub(crate) async fn list_queues(ls: &LsArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
+    let (columns, colourful) = (output::terminal_columns(&io::stdout()), output::is_colourful());
     let zk = connect_to(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
-        warn(&warnings_about_free(&zk, slice::from_ref(&ls.path), true, &survey.queues).await);
+        print_warnings(&free_lock_warnings(&zk, slice::from_ref(&ls.path), true, &survey.queues).await);
         match ls.json {
-            true => escape_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
-            false => table::tables(&survey, &ls.path, columns, colourful),
+            true => escape_json(&format!("{:#}\n", table::survey_json(&survey, &ls.path))),
+            false => table::survey_tables(&survey, &ls.path, columns, colourful),
         }
     } else {
         let queue = LockOrSemaphore::at(&zk, &ls.path, connection.dialect)?.queue().await?;
-        warn(&warnings_about_free(&zk, &[], false, slice::from_ref(&queue)).await);
+        print_warnings(&free_lock_warnings(&zk, &[], false, slice::from_ref(&queue)).await);
         match ls.json {
-            true => escape_json(&format!("{:#}\n", table::json(&queue))),
-            false => table::table(&queue, columns, colourful),
+            true => escape_json(&format!("{:#}\n", table::queue_json(&queue))),
+            false => table::queue_table(&queue, columns, colourful),
         }
     };
-    output::print(&text)?;
+    output::print_result(&text)?;
     Ok(0)
 }
 
-pub(crate) fn warn(warnings: &[String]) {
-    warnings.iter().for_each(|words| output::say(words));
+pub(crate) fn print_warnings(warnings: &[String]) {
+    warnings.iter().for_each(|words| output::print_message(words));
 }
 
 /// Returns warnings for cases in which the answer "free" alone could mislead the user: with `is_tree` about those of
 /// `paths` at and below which no queue was found, and otherwise about `queues`.
-pub(crate) async fn warnings_about_free(
+pub(crate) async fn free_lock_warnings(
     zk: &ZooKeeper,
     paths: &[String],
     is_tree: bool,
@@ -63,7 +63,7 @@ pub(crate) async fn warnings_about_free(
         }
         false => {
             for queue in queues {
-                warnings.extend(warning_about_free(zk, queue).await);
+                warnings.extend(free_lock_warning(zk, queue).await);
             }
         }
     }
@@ -72,7 +72,7 @@ pub(crate) async fn warnings_about_free(
 
 /// Returns a warning about an empty queue of a lock, if the path does not exist, or if the user may have taken a value
 /// or a directory of locks for the lock.
-async fn warning_about_free(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
+async fn free_lock_warning(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
     if !queue.members.is_empty() || queue.permits.is_some() {
         return None;
     }
@@ -89,7 +89,7 @@ async fn warning_about_free(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
 
 /// Returns the names of the nodes in the queue's directory that are no contenders. Returns none if it cannot be listed.
 async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
-    let mut names = connect::ask(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
+    let mut names = connect::send_request(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
     names.retain(|name| NodeName::parse_as(name, queue.dialect).is_none());
     names
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zk_rwlock::Queue;
 use zk_rwlock::queue::{Member, MemberState};
 
-use crate::output::{escape_controls, in_two_units, shorten};
+use crate::output::{duration_in_two_units, escape_controls, shorten};
 use crate::show::layout::{self, Column, Cut};
 use crate::show::table;
 
@@ -17,14 +17,14 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 
 /// What earlier reads of the queues have shown.
 #[derive(Default)]
-pub(crate) struct History {
+pub(crate) struct QueueHistory {
     /// When a holder was first seen to hold, by the lock's path and the holder's node.
     held_since: HashMap<(String, String), Instant>,
     /// The numbers of waiters in the last [`LOOKS`] reads, by the lock's path.
     waiting: BTreeMap<String, Vec<usize>>,
 }
 
-impl History {
+impl QueueHistory {
     pub(crate) fn add(&mut self, queues: &[Queue], now: Instant) {
         let holders = queues.iter().flat_map(|queue| queue.holders().map(|it| (queue.path.clone(), it.node.clone())));
         let hold: BTreeSet<_> = holders.collect();
@@ -53,7 +53,7 @@ impl History {
     /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so the stated
     /// time is a lower bound.
     pub(crate) fn held_line(&self, queue: &Queue, now: Instant) -> Option<String> {
-        self.held_for(queue, now).map(|held| format!("held for at least {}", in_two_units(held)))
+        self.held_for(queue, now).map(|held| format!("held for at least {}", duration_in_two_units(held)))
     }
 
     fn sparkline(&self, path: &str) -> String {
@@ -68,8 +68,8 @@ fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
 }
 
 /// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows. Rows that do not fit are
-/// left out as in [`layout::at_most`].
-pub(crate) fn totals_and_rows(queues: &[Queue], history: &History, columns: usize, rows: usize) -> Vec<String> {
+/// left out as in [`layout::limit_rows`].
+pub(crate) fn overview_lines(queues: &[Queue], history: &QueueHistory, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
     queues.sort_by_key(|queue| {
         (std::cmp::Reverse(waiters(queue).count()), queue.holders().next().is_none(), &queue.path)
@@ -82,20 +82,20 @@ pub(crate) fn totals_and_rows(queues: &[Queue], history: &History, columns: usiz
         Column::new(heading, queues.iter().map(|queue| cell(queue)).collect())
     };
     let dash = || "-".to_owned();
-    lines.extend(layout::lines(
+    lines.extend(layout::table_lines(
         vec![
-            column("PATH", &|queue| escape_controls(&queue.path)).cut(Cut::Middle),
+            column("PATH", &|queue| escape_controls(&queue.path)).with_cut(Cut::Middle),
             column("WAITING", &|queue| waiters(queue).count().to_string()),
-            column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, in_two_units)),
+            column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, duration_in_two_units)),
             column("HELD", &|queue| {
-                history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", in_two_units(held)))
+                history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", duration_in_two_units(held)))
             }),
-            column("HOLDER", &holder_text).cut(Cut::End),
+            column("HOLDER", &holder_text).with_cut(Cut::End),
             column("TREND", &|queue| history.sparkline(&queue.path)),
         ],
         Some(columns),
     ));
-    layout::at_most(rows, lines, columns)
+    layout::limit_rows(rows, lines, columns)
 }
 
 /// Returns how long ago the first of the waiters queued up. `None` if no waiter has a known time.
@@ -143,20 +143,20 @@ mod tests {
 
     #[test]
     fn queues_with_waiters_come_first_and_the_columns_that_matter_stay() {
-        let (queues, mut history) = (two(), History::default());
+        let (queues, mut history) = (two(), QueueHistory::default());
         let began = Instant::now();
         history.add(&queues, began);
-        let wide = totals_and_rows(&queues, &history, 120, 10);
+        let wide = overview_lines(&queues, &history, 120, 10);
         assert_eq!(wide[0], "2 paths, 1 held, 1 waiting".replace("1 held", "2 held"));
         assert!(wide[1].starts_with("PATH      WAITING  LONGEST  HELD  HOLDER"), "{wide:?}");
         assert!(wide[2].starts_with("/awaited  1 ") && wide[3].starts_with("/held     0        -"), "{wide:?}");
         assert!(wide[2].contains("web \"migrate\"") && wide[2].ends_with('█'), "{wide:?}");
         for columns in [40, 30] {
-            let narrow = totals_and_rows(&queues, &history, columns, 10);
+            let narrow = overview_lines(&queues, &history, columns, 10);
             assert!(narrow.iter().all(|line| crate::output::width(line) <= columns), "{narrow:?}");
             assert!(narrow[1].starts_with("PATH") && narrow[1].contains("WAITING"), "{narrow:?}");
         }
-        assert_eq!(totals_and_rows(&queues, &history, 120, 3).last().map(String::as_str), Some("... and 2 more"));
+        assert_eq!(overview_lines(&queues, &history, 120, 3).last().map(String::as_str), Some("... and 2 more"));
         let later = began + Duration::from_secs(90);
         assert_eq!(history.held_line(&queues[0], later).as_deref(), Some("held for at least 1m 30s"));
         history.add(&[], later);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_sparkline_rises_with_the_queue() {
-        let (queues, mut history) = (two(), History::default());
+        let (queues, mut history) = (two(), QueueHistory::default());
         history.add(&[queues[0].clone()], Instant::now());
         history.add(&queues, Instant::now());
         assert_eq!([history.sparkline("/held"), history.sparkline("/awaited")], ["▁▁", "█"]);

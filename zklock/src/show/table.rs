@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zk_rwlock::queue::{Member, MemberState};
 use zk_rwlock::{Dialect, Queue, Survey};
 
-use crate::output::{escape_controls, in_two_units, shorten, wrapped};
+use crate::output::{duration_in_two_units, escape_controls, shorten, wrap_line};
 use crate::show::cycles;
 use crate::show::layout::{self, Column, Cut};
 
@@ -17,21 +17,21 @@ const LABEL_SHOWN: usize = 40;
 /// Returns the queue as a table. The table of a free lock is a line that says so. The table of a semaphore begins with
 /// the number of free permits. A line about the record follows, if there is one. If `columns` is given, no line is
 /// wider, unless a single word is wider, such as a long path.
-pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
-    let first = headline(queue).map(|words| wrapped(&format!("{}: {words}", queue.path), columns));
-    let members = lines(queue, columns, colourful);
-    let last = last_done_text(queue).into_iter().map(|line| wrapped(&line, columns));
+pub(crate) fn queue_table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
+    let first = headline(queue).map(|words| wrap_line(&format!("{}: {words}", queue.path), columns));
+    let members = member_lines(queue, columns, colourful);
+    let last = last_done_text(queue).into_iter().map(|line| wrap_line(&line, columns));
     first.into_iter().chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
 /// Returns the table in at most `columns` columns and `rows` rows, without the path. Rows that do not fit are left out
-/// as in [`layout::at_most`].
+/// as in [`layout::limit_rows`].
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| shorten(&text, columns);
     let mut table: Vec<String> = headline(queue).into_iter().map(plain).collect();
-    table.extend(lines(queue, Some(columns), colourful));
+    table.extend(member_lines(queue, Some(columns), colourful));
     table.extend(last_done_text(queue).map(plain));
-    layout::at_most(rows, table, columns)
+    layout::limit_rows(rows, table, columns)
 }
 
 /// Returns the text before the members: how many permits are free, or that a lock is free.
@@ -49,7 +49,7 @@ pub(crate) fn free_permits_text(queue: &Queue) -> Option<String> {
 }
 
 /// Returns the mode, or the number of permits, which the member holds or waits for.
-pub(crate) fn mode(member: &Member) -> String {
+pub(crate) fn mode_text(member: &Member) -> String {
     match member.permits {
         Some(1) => "PERMIT".to_owned(),
         Some(many) => format!("{many} PERMITS"),
@@ -63,29 +63,29 @@ fn last_done_text(queue: &Queue) -> Option<String> {
 }
 
 /// Returns a line for the headings and one for each member. Without members there is no line.
-fn lines(queue: &Queue, most: Option<usize>, colourful: bool) -> Vec<String> {
+fn member_lines(queue: &Queue, most: Option<usize>, colourful: bool) -> Vec<String> {
     if queue.members.is_empty() {
         return Vec::new();
     }
-    let colours = std::iter::once("1").chain(queue.members.iter().map(|member| colour(&member.state)));
+    let colours = std::iter::once("1").chain(queue.members.iter().map(|member| colour_code(&member.state)));
     let painted = |(text, colour): (String, &str)| match colourful && !colour.is_empty() {
         true => format!("\x1b[{colour}m{text}\x1b[0m"),
         false => text,
     };
-    layout::lines(columns(queue), most).into_iter().zip(colours).map(painted).collect()
+    layout::table_lines(queue_columns(queue), most).into_iter().zip(colours).map(painted).collect()
 }
 
 /// Returns the tables of all queues of a survey, each under its path, or a line that says that no lock was found. Lines
 /// about unreadable paths and about circles of waiting processes follow.
-pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
-    let line = |text: String| wrapped(&text, columns) + "\n";
+pub(crate) fn survey_tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
+    let line = |text: String| wrap_line(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
         // The table of a semaphore or of an empty queue begins with the path itself.
         _ if queue.permits.is_some() || queue.members.is_empty() => String::new(),
         Dialect::Native => line(format!("{}:", queue.path)),
         other => line(format!("{} ({other}):", queue.path)),
     };
-    let part = |queue: &Queue| heading(queue) + &table(queue, columns, colourful);
+    let part = |queue: &Queue| heading(queue) + &queue_table(queue, columns, colourful);
     let mut parts: Vec<String> = survey.queues.iter().map(part).collect();
     if parts.is_empty() && survey.unreadable.is_empty() {
         parts.push(line(format!("{prefix}: no lock at or below this path has a holder or a waiter")));
@@ -102,11 +102,11 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
 }
 
 /// Returns the queue as `ls --json` prints it. `zklock ls --help` documents the fields, which must not change.
-pub(crate) fn json(queue: &Queue) -> Value {
+pub(crate) fn queue_json(queue: &Queue) -> Value {
     let members = queue.members.iter().zip(places_ahead(queue)).zip(1..).map(|((member, ahead), place)| {
         json!({
             "place": place,
-            "state": state(&member.state),
+            "state": state_text(&member.state),
             "keeps": member.keeps,
             "candidate": member.is_candidate,
             "mode": if member.permits.is_some() { "PERMIT".to_owned() } else { member.mode.to_string() },
@@ -115,7 +115,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "pid": member.pid,
             "label": member.label,
             "since": member.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
-            "session": member.session.map(session),
+            "session": member.session.map(session_text),
             "behind": ahead,
             "node": member.node,
             "token": member.token,
@@ -132,9 +132,9 @@ pub(crate) fn json(queue: &Queue) -> Value {
 }
 
 /// Returns a survey as `ls --tree --json` prints it.
-pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
-    let locks: Vec<Value> = survey.queues.iter().map(json).collect();
-    let cycles = cycles::json_of(&cycles::cycles(&survey.queues));
+pub(crate) fn survey_json(survey: &Survey, prefix: &str) -> Value {
+    let locks: Vec<Value> = survey.queues.iter().map(queue_json).collect();
+    let cycles = cycles::cycles_json(&cycles::cycles(&survey.queues));
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
 pub(crate) fn entered_ago(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
-    Some(format!("{how} {} ago", in_two_units(age(member.since?))))
+    Some(format!("{how} {} ago", duration_in_two_units(age(member.since?))))
 }
 
 /// Returns how long ago `since` was. The clocks of two machines differ, so a time in the future counts as now.
@@ -152,30 +152,32 @@ pub(crate) fn age(since: SystemTime) -> Duration {
 }
 
 /// Returns the columns of the table, with a row for each member.
-fn columns(queue: &Queue) -> Vec<Column> {
+fn queue_columns(queue: &Queue) -> Vec<Column> {
     let unknown = || "-".to_owned();
     let column =
         |heading, cell: &dyn Fn(&Member) -> String| Column::new(heading, queue.members.iter().map(cell).collect());
-    let hosts: Vec<String> = queue.members.iter().map(host).collect();
+    let hosts: Vec<String> = queue.members.iter().map(host_text).collect();
     let label = |label: &str| shorten(&escape_controls(label), LABEL_SHOWN);
     let (behind, brief) = predecessor_texts(queue).into_iter().map(<(String, String)>::from).unzip();
     vec![
         Column::new("PLACE", (1..=queue.members.len()).map(|place| place.to_string()).collect()),
         column("STATE", &|member| shown_state(member).to_owned()),
-        column("MODE", &mode),
-        Column::new("HOST", hosts.clone()).cut(Cut::Middle).with_brief_cells(layout::without_shared_domain(&hosts)),
+        column("MODE", &mode_text),
+        Column::new("HOST", hosts.clone())
+            .with_cut(Cut::Middle)
+            .with_brief_cells(layout::without_shared_domain(&hosts)),
         column("PID", &|member| member.pid.map_or_else(unknown, |pid| pid.to_string())),
-        column("LABEL", &|member| member.label.as_deref().map_or_else(unknown, label)).cut(Cut::End),
+        column("LABEL", &|member| member.label.as_deref().map_or_else(unknown, label)).with_cut(Cut::End),
         column("QUEUED", &|member| {
             entered_ago(member).map_or_else(unknown, |words| words.trim_start_matches("queued ").to_owned())
         }),
-        column("SESSION", &|member| member.session.map_or_else(unknown, session)),
+        column("SESSION", &|member| member.session.map_or_else(unknown, session_text)),
         Column::new("BEHIND", behind).with_brief_cells(brief),
         column("TOKEN", &|member| member.token.map_or_else(unknown, |token| token.to_string())),
     ]
 }
 
-fn host(member: &Member) -> String {
+fn host_text(member: &Member) -> String {
     if member.host.is_empty() { "-".to_owned() } else { escape_controls(&member.host) }
 }
 
@@ -184,7 +186,7 @@ fn host(member: &Member) -> String {
 /// for narrow terminals.
 fn predecessor_texts(queue: &Queue) -> Vec<[String; 2]> {
     let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
-        (Some(ahead), _) => [format!("{ahead} {}", host(&queue.members[ahead - 1])), ahead.to_string()],
+        (Some(ahead), _) => [format!("{ahead} {}", host_text(&queue.members[ahead - 1])), ahead.to_string()],
         (None, MemberState::Waits { behind }) if behind == "permits" && queue.permits.is_some() => {
             ["the holders", "holders"].map(str::to_owned)
         }
@@ -205,7 +207,7 @@ fn places_ahead(queue: &Queue) -> Vec<Option<usize>> {
     queue.members.iter().map(ahead).collect()
 }
 
-fn session(id: i64) -> String {
+fn session_text(id: i64) -> String {
     match id {
         0 => "none".to_owned(),
         id => format!("{id:#x}"),
@@ -216,7 +218,7 @@ fn shown_state(member: &Member) -> &'static str {
     match member.state {
         MemberState::Holds if member.is_candidate => "leads",
         _ if may_be_kept(member) => "keeps",
-        _ => state(&member.state),
+        _ => state_text(&member.state),
     }
 }
 
@@ -225,7 +227,7 @@ fn may_be_kept(member: &Member) -> bool {
     member.keeps && member.state == MemberState::Holds
 }
 
-fn state(state: &MemberState) -> &'static str {
+fn state_text(state: &MemberState) -> &'static str {
     match state {
         MemberState::Holds => "holds",
         MemberState::Waits { .. } => "waits",
@@ -234,7 +236,7 @@ fn state(state: &MemberState) -> &'static str {
 }
 
 /// Returns the colour of a member's line as an SGR code, or an empty text for the default colour.
-fn colour(state: &MemberState) -> &'static str {
+fn colour_code(state: &MemberState) -> &'static str {
     match state {
         MemberState::Holds => "32",
         MemberState::Waits { .. } => "",
@@ -287,7 +289,7 @@ mod tests {
     fn rows_that_do_not_fit_are_counted() {
         let queue = three();
         let within = |rows| table_within(&queue, 200, rows, false);
-        assert_eq!(within(4), table(&queue, None, false).lines().collect::<Vec<_>>());
+        assert_eq!(within(4), queue_table(&queue, None, false).lines().collect::<Vec<_>>());
         assert_eq!(within(3).len(), 3);
         assert_eq!(within(3).last().map(String::as_str), Some("... and 2 more"));
         assert_eq!(within(0), ["... and 4 more"]);

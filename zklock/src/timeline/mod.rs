@@ -6,34 +6,39 @@ mod svg;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-use crate::arguments::Timeline;
+use crate::arguments::TimelineArguments;
 use crate::exit::{self, Exit};
 use crate::output;
-use crate::timeline::rows::{Picture, WatchLine, WatcherState};
+use crate::timeline::rows::{Picture, WatchJsonLine, WatcherState};
 
 /// The maximal number of rows of a picture. A picture with more rows is unreadable, and makes a browser slow.
 const ROWS_MAX: usize = 2_000;
 
-pub(crate) fn timeline(order: &Timeline) -> Result<u8, Exit> {
+pub(crate) fn print_timeline(order: &TimelineArguments) -> Result<u8, Exit> {
     let mut picture = Picture::new(order);
     if order.files.is_empty() {
-        read("standard input", io::stdin().lock(), order, &mut picture)?;
+        read_watch_lines("standard input", io::stdin().lock(), order, &mut picture)?;
     }
     for file in &order.files {
         let name = file.display().to_string();
         let open = File::open(file).map_err(|error| Exit::usage(format!("cannot read {name}: {error}")))?;
-        read(&name, BufReader::new(open), order, &mut picture)?;
+        read_watch_lines(&name, BufReader::new(open), order, &mut picture)?;
     }
     if picture.count == 0 {
         return Err(Exit::usage("nobody held or waited: there is nothing to draw"));
     }
-    output::print(&svg::svg_text(&picture))?;
+    output::print_result(&svg::svg_text(&picture))?;
     Ok(0)
 }
 
 /// Adds the lines of one watcher (a `zklock watch --json`) to the picture. Fails at the first line after `--from` at
 /// which the picture has too many rows, so that a long file needs little memory.
-fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Picture<'_>) -> Result<(), Exit> {
+fn read_watch_lines(
+    name: &str,
+    mut lines: impl BufRead,
+    order: &TimelineArguments,
+    picture: &mut Picture<'_>,
+) -> Result<(), Exit> {
     let (mut watcher, mut text, mut number) = (WatcherState::default(), String::new(), 0);
     loop {
         text.clear();
@@ -41,13 +46,13 @@ fn read(name: &str, mut lines: impl BufRead, order: &Timeline, picture: &mut Pic
         match lines.read_line(&mut text) {
             Ok(0) => return Ok(()),
             Ok(_) if text.trim().is_empty() => {}
-            Ok(_) => match serde_json::from_str::<WatchLine<'_>>(&text) {
+            Ok(_) => match serde_json::from_str::<WatchJsonLine<'_>>(&text) {
                 Ok(line) => {
                     picture.add_line(&mut watcher, &line);
                     // Too many rows before `--from` are no error, because those of contenders that leave before `--from` are
                     // not drawn.
                     if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {
-                        let [begin, end] = [picture.times().0, line.at].map(humantime::format_rfc3339_millis);
+                        let [begin, end] = [picture.begin_and_end().0, line.at].map(humantime::format_rfc3339_millis);
                         return Err(Exit::usage(format!(
                             "from {begin} to {end} alone there are more than the {ROWS_MAX} rows that can be drawn: choose fewer with \
                              --from, --to or --lock"

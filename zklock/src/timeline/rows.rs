@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Deserializer};
 
-use crate::arguments::Timeline;
+use crate::arguments::TimelineArguments;
 use crate::place::is_at_or_below;
 
 /// A line of `zklock watch --json`. Unknown fields are ignored.
 #[derive(Deserialize)]
-pub(crate) struct WatchLine<'l> {
+pub(crate) struct WatchJsonLine<'l> {
     #[serde(deserialize_with = "deserialize_time")]
     pub(crate) at: SystemTime,
     #[serde(borrow)]
@@ -56,7 +56,7 @@ fn deserialize_optional_time<'d, D: Deserializer<'d>>(from: D) -> Result<Option<
 
 /// A row of the picture, which shows one contender.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub(crate) struct ContenderRow {
     pub(crate) mode: String,
     pub(crate) host: String,
     pub(crate) pid: Option<u32>,
@@ -75,9 +75,9 @@ pub(crate) struct Row {
     pub(crate) went_with: Option<usize>,
 }
 
-impl Row {
-    fn of(seen: &ListedMember<'_>, at: SystemTime) -> Row {
-        Row {
+impl ContenderRow {
+    fn of(seen: &ListedMember<'_>, at: SystemTime) -> ContenderRow {
+        ContenderRow {
             mode: seen.mode.to_string(),
             host: seen.host.to_string(),
             pid: None,
@@ -126,8 +126,8 @@ pub(crate) struct WatcherState {
 /// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late,
 /// but not early if its clock is right.
 pub(crate) struct Picture<'o> {
-    order: &'o Timeline,
-    pub(crate) paths: BTreeMap<String, HashMap<String, Row>>,
+    order: &'o TimelineArguments,
+    pub(crate) paths: BTreeMap<String, HashMap<String, ContenderRow>>,
     pub(crate) disconnections: Vec<Disconnection>,
     /// The number of rows of all paths.
     pub(crate) count: usize,
@@ -135,13 +135,13 @@ pub(crate) struct Picture<'o> {
 }
 
 impl<'o> Picture<'o> {
-    pub(crate) fn new(order: &'o Timeline) -> Picture<'o> {
+    pub(crate) fn new(order: &'o TimelineArguments) -> Picture<'o> {
         Picture { order, paths: BTreeMap::new(), disconnections: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
     }
 
     /// Adds a line of a watcher. Leaves out contenders outside of the times and the path that `order` selects, but no
     /// disconnections.
-    pub(crate) fn add_line(&mut self, watcher: &mut WatcherState, line: &WatchLine<'_>) {
+    pub(crate) fn add_line(&mut self, watcher: &mut WatcherState, line: &WatchJsonLine<'_>) {
         let path = line.path.to_string();
         self.last = self.last.max(line.at);
         match &*line.event {
@@ -157,7 +157,7 @@ impl<'o> Picture<'o> {
         }
     }
 
-    fn add_queue_line(&mut self, watcher: &mut WatcherState, path: String, line: &WatchLine<'_>) {
+    fn add_queue_line(&mut self, watcher: &mut WatcherState, path: String, line: &WatchJsonLine<'_>) {
         let (rows, at) = (self.paths.entry(path.clone()).or_default(), line.at);
         let count = rows.len();
         let there = watcher.there.entry(path).or_default();
@@ -180,9 +180,9 @@ impl<'o> Picture<'o> {
                 // nodes share one row.
                 let before = gone.iter().find(|node| is_one_contender(node, &seen.node));
                 if let Some(row) = before.and_then(|node| rows.remove(node)) {
-                    rows.insert(seen.node.to_string(), Row { went: None, went_with: None, ..row });
+                    rows.insert(seen.node.to_string(), ContenderRow { went: None, went_with: None, ..row });
                 } else if self.order.to.is_none_or(|to| at <= to) {
-                    let row = rows.entry(seen.node.to_string()).or_insert_with(|| Row::of(seen, at));
+                    let row = rows.entry(seen.node.to_string()).or_insert_with(|| ContenderRow::of(seen, at));
                     row.queued = row.queued.min(seen.since.unwrap_or(at)).min(at);
                 }
             }
@@ -203,13 +203,13 @@ impl<'o> Picture<'o> {
         self.count = self.count + rows.len() - count;
     }
 
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &ContenderRow> {
         self.paths.values().flat_map(HashMap::values)
     }
 
     /// Returns when the picture begins and ends: at `--from` or when the first contender queued up, and at `--to` or at
     /// the last line.
-    pub(crate) fn times(&self) -> (SystemTime, SystemTime) {
+    pub(crate) fn begin_and_end(&self) -> (SystemTime, SystemTime) {
         let first = self.rows().map(|row| row.queued).min().unwrap_or(self.last);
         (self.order.from.unwrap_or(first), self.order.to.unwrap_or(self.last))
     }
@@ -244,11 +244,11 @@ mod tests {
         })
     }
 
-    fn order(from: Option<SystemTime>, to: Option<SystemTime>, lock: Option<&str>) -> Timeline {
-        Timeline { files: Vec::new(), from, to, lock: lock.map(str::to_owned) }
+    fn order(from: Option<SystemTime>, to: Option<SystemTime>, lock: Option<&str>) -> TimelineArguments {
+        TimelineArguments { files: Vec::new(), from, to, lock: lock.map(str::to_owned) }
     }
 
-    fn picture<'o>(order: &'o Timeline, watchers: &[&[String]]) -> Picture<'o> {
+    fn picture<'o>(order: &'o TimelineArguments, watchers: &[&[String]]) -> Picture<'o> {
         let mut picture = Picture::new(order);
         for lines in watchers {
             let mut watcher = WatcherState::default();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     /// Returns the rows in the order in which their contenders queued up.
-    fn rows(picture: &Picture<'_>) -> Vec<Row> {
+    fn rows(picture: &Picture<'_>) -> Vec<ContenderRow> {
         let mut rows: Vec<_> = picture.paths.values().flatten().collect();
         rows.sort_by_key(|(node, row)| (row.queued, *node));
         rows.into_iter().map(|(_, row)| row.clone()).collect()
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(times(None, Some(at(1)), None), [one]);
         assert!(times(None, None, Some("/other")).is_empty());
         let order = order(Some(at(5)), None, None);
-        assert_eq!(picture(&order, &[&lines]).times(), (at(5), at(9)));
+        assert_eq!(picture(&order, &[&lines]).begin_and_end(), (at(5), at(9)));
     }
 
     #[test]

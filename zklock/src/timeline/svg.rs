@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use crate::output::{in_two_units, to_the_millisecond};
+use crate::output::{duration_in_two_units, truncate_to_millis};
 use crate::place::is_at_or_below;
-use crate::timeline::rows::{Disconnection, Picture, Row};
+use crate::timeline::rows::{ContenderRow, Disconnection, Picture};
 
 const WIDTH: f64 = 1200.0;
 /// The width of the texts on the left of the picture.
@@ -34,28 +34,28 @@ const DAY: u64 = 86_400_000;
 const STYLE: &str = include_str!("style.css");
 
 /// The time axis of the picture.
-struct Axis {
+struct TimeAxis {
     from: SystemTime,
     length: Duration,
 }
 
-impl Axis {
-    fn of(picture: &Picture<'_>) -> Axis {
-        let (from, to) = picture.times();
-        Axis { from, length: to.duration_since(from).unwrap_or_default().max(Duration::from_millis(1)) }
+impl TimeAxis {
+    fn of(picture: &Picture<'_>) -> TimeAxis {
+        let (from, to) = picture.begin_and_end();
+        TimeAxis { from, length: to.duration_since(from).unwrap_or_default().max(Duration::from_millis(1)) }
     }
 
-    fn to(&self) -> SystemTime {
+    fn end(&self) -> SystemTime {
         self.from + self.length
     }
 
-    fn x(&self, at: SystemTime) -> f64 {
+    fn x_of_time(&self, at: SystemTime) -> f64 {
         let since = at.duration_since(self.from).unwrap_or_default().min(self.length);
         NAMES + since.as_secs_f64() / self.length.as_secs_f64() * (WIDTH - NAMES - RIGHT)
     }
 
     /// Returns the times of the marks, at most eleven.
-    fn marks(&self) -> Vec<SystemTime> {
+    fn mark_times(&self) -> Vec<SystemTime> {
         let length = self.length.as_millis();
         let step = STEPS
             .into_iter()
@@ -65,26 +65,26 @@ impl Axis {
         let first = begin.div_ceil(u128::from(step)) * u128::from(step);
         (0..=10u64)
             .map(|at| SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(first).unwrap_or(0) + at * step))
-            .take_while(|at| *at <= self.to())
+            .take_while(|at| *at <= self.end())
             .collect()
     }
 }
 
 /// Returns the picture as the text of an SVG file.
 pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
-    let axis = Axis::of(picture);
+    let axis = TimeAxis::of(picture);
     let mut paths: Vec<_> = picture.paths.iter().filter(|(_, rows)| !rows.is_empty()).collect();
     // The path with the longest wait comes first.
-    paths.sort_by_key(|(_, rows)| Reverse(rows.values().map(|row| row.waited(axis.to())).max()));
+    paths.sort_by_key(|(_, rows)| Reverse(rows.values().map(|row| row.waited(axis.end())).max()));
     let height = TOP + ROW * (picture.count + paths.len() + 1) as f64;
     // Without a height, a browser would shrink the picture until all rows fit into the window.
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
          <title>zklock timeline</title>\n<style>\n{STYLE}</style>\n"
     );
-    legend(&mut svg, &axis);
-    for at in axis.marks() {
-        let x = axis.x(at);
+    draw_legend(&mut svg, &axis);
+    for at in axis.mark_times() {
+        let x = axis.x_of_time(at);
         let _ =
             writeln!(svg, "<line class=\"axis\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{}\" y2=\"{height}\"/>", TOP - 8.0);
         let _ = writeln!(
@@ -101,8 +101,8 @@ pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
             svg,
             "<text x=\"8\" y=\"{:.1}\"><tspan class=\"path\">{}</tspan>{}</text>",
             y + 13.0,
-            escaped(path),
-            escaped(&longest_times_text(rows.values(), &axis))
+            escape_xml(path),
+            escape_xml(&longest_times_text(rows.values(), &axis))
         );
         let mut rows: Vec<_> = rows.iter().collect();
         rows.sort_by_key(|(node, row)| (row.queued, row.token, *node));
@@ -113,7 +113,7 @@ pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
         y += ROW;
         let is_seen = |it: &&Disconnection| is_at_or_below(path, &it.path);
         for cut_off in picture.disconnections.iter().filter(is_seen) {
-            let (from, to) = (axis.x(cut_off.from), axis.x(cut_off.to.unwrap_or(axis.to())));
+            let (from, to) = (axis.x_of_time(cut_off.from), axis.x_of_time(cut_off.to.unwrap_or(axis.end())));
             let _ = writeln!(
                 svg,
                 "<rect class=\"break\" x=\"{from:.1}\" y=\"{below:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>the watcher was cut off \
@@ -127,12 +127,12 @@ pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
     svg + "</svg>\n"
 }
 
-fn legend(svg: &mut String, axis: &Axis) {
+fn draw_legend(svg: &mut String, axis: &TimeAxis) {
     let from = humantime::format_rfc3339_millis(axis.from);
     let _ = writeln!(
         svg,
         "<text x=\"8\" y=\"40\">from {from}, for {}; times in UTC</text>",
-        to_the_millisecond(axis.length)
+        truncate_to_millis(axis.length)
     );
     let parts = [
         ("waits", 10.0, "waits to write"),
@@ -153,18 +153,18 @@ fn legend(svg: &mut String, axis: &Axis) {
     let _ = writeln!(
         svg,
         "<path class=\"mark\" d=\"{}\"/><text x=\"{}\" y=\"20\">went without the lock, or with its session</text>",
-        cross(x, 16.0),
+        cross_path(x, 16.0),
         x + 12.0
     );
 }
 
-fn draw_row(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
+fn draw_row(svg: &mut String, axis: &TimeAxis, row: &ContenderRow, y: f64) {
     let high = if row.mode == "READ" { 5.0 } else { 12.0 };
-    let (middle, end) = (y + ROW / 2.0, row.went.unwrap_or(axis.to()));
-    let _ = writeln!(svg, "<g><title>{}</title>", escaped(&tooltip(row)));
-    let _ = writeln!(svg, "<text x=\"16\" y=\"{:.1}\">{}</text>", middle + 4.0, escaped(&name(row)));
+    let (middle, end) = (y + ROW / 2.0, row.went.unwrap_or(axis.end()));
+    let _ = writeln!(svg, "<g><title>{}</title>", escape_xml(&tooltip(row)));
+    let _ = writeln!(svg, "<text x=\"16\" y=\"{:.1}\">{}</text>", middle + 4.0, escape_xml(&row_label(row)));
     let mut bar = |class: &str, from: SystemTime, to: SystemTime| {
-        let (x, right) = (axis.x(from), axis.x(to));
+        let (x, right) = (axis.x_of_time(from), axis.x_of_time(to));
         let (width, top) = ((right - x).max(1.0), middle - high / 2.0);
         let _ = writeln!(
             svg,
@@ -178,19 +178,19 @@ fn draw_row(svg: &mut String, axis: &Axis, row: &Row, y: f64) {
         bar("holds", granted, end);
     }
     if row.went.is_some() && (row.granted.is_none() || row.went_with > Some(0)) {
-        let _ = writeln!(svg, "<path class=\"mark\" d=\"{}\"/>", cross(axis.x(end), middle));
+        let _ = writeln!(svg, "<path class=\"mark\" d=\"{}\"/>", cross_path(axis.x_of_time(end), middle));
     }
     svg.push_str("</g>\n");
 }
 
 /// Returns the data of an SVG path that draws a cross around this point.
-fn cross(x: f64, y: f64) -> String {
+fn cross_path(x: f64, y: f64) -> String {
     let (left, right, top, bottom) = (x - 4.0, x + 4.0, y - 4.0, y + 4.0);
     format!("M{left:.1} {top:.1}L{right:.1} {bottom:.1}M{left:.1} {bottom:.1}L{right:.1} {top:.1}")
 }
 
 /// Returns the text on the left of a row, cut to [`NAME_MAX`] characters.
-fn name(row: &Row) -> String {
+fn row_label(row: &ContenderRow) -> String {
     let label = row.label.as_ref().map_or_else(String::new, |label| format!(" \"{label}\""));
     let token = row.token.map_or_else(String::new, |token| format!(" {token}"));
     let room = NAME_MAX.saturating_sub(token.chars().count());
@@ -202,8 +202,8 @@ fn name(row: &Row) -> String {
 }
 
 /// Returns the text after a path: the longest wait, and the longest hold, each only if it is longer than zero.
-fn longest_times_text<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Axis) -> String {
-    let end = axis.to();
+fn longest_times_text<'r>(rows: impl Iterator<Item = &'r ContenderRow> + Clone, axis: &TimeAxis) -> String {
+    let end = axis.end();
     let waits = rows.clone().map(|row| ("wait", row.waited(end), row.queued, row));
     let holds = rows.filter_map(|row| Some(("hold", row.held(end), row.granted?, row)));
     [waits.max_by_key(|it| it.1), holds.max_by_key(|it| it.1)]
@@ -211,16 +211,17 @@ fn longest_times_text<'r>(rows: impl Iterator<Item = &'r Row> + Clone, axis: &Ax
         .flatten()
         .filter(|(_, time, ..)| *time > Duration::ZERO)
         .map(|(what, time, since, row)| {
-            let time = if time < Duration::from_secs(60) { to_the_millisecond(time) } else { in_two_units(time) };
-            format!("; longest {what}: {time} from {}, {}", time_of_day(since, axis.length), name(row))
+            let time =
+                if time < Duration::from_secs(60) { truncate_to_millis(time) } else { duration_in_two_units(time) };
+            format!("; longest {what}: {time} from {}, {}", time_of_day(since, axis.length), row_label(row))
         })
         .collect()
 }
 
 /// Returns the text that is shown while the pointer is on a row.
-fn tooltip(row: &Row) -> String {
+fn tooltip(row: &ContenderRow) -> String {
     let time = |at: SystemTime| humantime::format_rfc3339_millis(at).to_string();
-    let between = |from: SystemTime, to: SystemTime| to_the_millisecond(to.duration_since(from).unwrap_or_default());
+    let between = |from: SystemTime, to: SystemTime| truncate_to_millis(to.duration_since(from).unwrap_or_default());
     let pid = row.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
     let mut text = format!("{} {}{pid}", row.mode, row.host);
     if let Some(label) = &row.label {
@@ -263,7 +264,7 @@ fn time_of_day(at: SystemTime, length: Duration) -> String {
 
 /// Escapes `&`, `<`, `>` and `"` for XML. Replaces control characters except the newline, and also U+FFFE and U+FFFF,
 /// by U+FFFD, because XML forbids most of them.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -285,19 +286,19 @@ mod tests {
 
     #[test]
     fn text_cannot_leave_its_element() {
-        assert_eq!(escaped("<script>&\"\u{1b}\u{0}\u{ffff}ä"), "&lt;script&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}ä");
+        assert_eq!(escape_xml("<script>&\"\u{1b}\u{0}\u{ffff}ä"), "&lt;script&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}ä");
     }
 
     #[test]
     fn the_axis_has_few_round_marks() {
         for seconds in [1, 59, 3_600, 86_400, 10 * 86_400, 33 * 86_400] {
-            let axis = Axis {
+            let axis = TimeAxis {
                 from: SystemTime::UNIX_EPOCH + Duration::from_millis(1_234_567),
                 length: Duration::from_secs(seconds),
             };
-            let marks = axis.marks();
+            let marks = axis.mark_times();
             assert!((2..=11).contains(&marks.len()), "{seconds}: {}", marks.len());
-            assert!(marks.iter().all(|at| axis.x(*at) >= NAMES && axis.x(*at) <= WIDTH), "{seconds}");
+            assert!(marks.iter().all(|at| axis.x_of_time(*at) >= NAMES && axis.x_of_time(*at) <= WIDTH), "{seconds}");
         }
     }
 }
