@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Departure, IfTaken, Step, Turn, Waiter, turn};
+use zk_rwlock::coordinator::{IfTaken, PredecessorNews, Step, Turn, Waiter, turn};
 use zk_rwlock::queue::NodeName;
 
 fn contender(position: usize, mode: Mode) -> NodeName {
@@ -82,7 +82,7 @@ impl Waits {
     fn follow(&mut self, mut step: Step, names: &[String]) {
         loop {
             step = match step {
-                Step::List => self.waiter.listed(names, &[]),
+                Step::List => self.waiter.next_after_listing(names, &[]),
                 Step::Await { predecessor, .. } => {
                     self.awaits = Some(predecessor.name.to_string());
                     return;
@@ -114,8 +114,8 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
         let is_signalled = held && leaver.mode() == Mode::Write && vanishes >> (time % 64) & 1 == 0;
         names.retain(|name| name != leaver.as_str());
         for waits in all.iter_mut().filter(|waits| waits.awaits.as_deref() == Some(leaver.as_str())) {
-            let departure = if is_signalled { Departure::Signalled } else { Departure::ListAgain };
-            let step = waits.waiter.departed(departure);
+            let news = if is_signalled { PredecessorNews::Signalled } else { PredecessorNews::ListAgain };
+            let step = waits.waiter.next_after_news(news);
             waits.follow(step, &names);
         }
         for waits in &all {

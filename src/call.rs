@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use crate::error::error::Error;
 use crate::session::contract::{Coordinator, CutOff, Session};
-use crate::session::follow::wait_until_known_to_be_over;
+use crate::session::follow::until_end_recorded;
 use crate::session::request::Failure;
-use crate::session::retry::{self, within};
+use crate::session::retry::{self, run_until};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::telemetry::debug::debug;
 
@@ -237,9 +237,9 @@ pub(crate) async fn within_session_timeout<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer_text(limit))))
 }
 
-/// Sends the request `ask`, and repeats it while its outcome is unknown, as [`retry::until_known`] does. If the outcome
-/// is still unknown after a session timeout, fails with [`Failure::Unreachable`]. The wait is longer if this process
-/// was stopped meanwhile, or if the client is disconnected at that time: see [`within_unless_stopped`].
+/// Sends the request `ask`, and repeats it while its outcome is unknown, as [`retry::repeat_until_known`] does. If the
+/// outcome is still unknown after a session timeout, fails with [`Failure::Unreachable`]. The wait is longer if this
+/// process was stopped meanwhile, or if the client is disconnected at that time: see [`within_unless_stopped`].
 pub(crate) async fn ask_until_answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -249,7 +249,7 @@ where
         limit,
         |limit| session.sleep(limit),
         || session.lease().is_connected(),
-        retry::until_known(session, ask),
+        retry::repeat_until_known(session, ask),
     )
     .await;
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer_text(limit))))
@@ -263,7 +263,7 @@ pub(crate) async fn list_children(
     is_synced: bool,
 ) -> Result<Vec<String>, Failure> {
     let listing =
-        ask_until_answered(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
+        ask_until_answered(session, || retry::send_read(session, directory, is_synced, |it, path| it.children(path)));
     listing.await.or_else(retry::default_if_no_node)
 }
 
@@ -305,7 +305,7 @@ where
         let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
         tries += 1;
         match ask(Arc::clone(session_slot.session())).await {
-            Err(Failure::Over(_)) if tries < SESSION_TRIES => wait_until_known_to_be_over(session_slot.session()).await,
+            Err(Failure::Over(_)) if tries < SESSION_TRIES => until_end_recorded(session_slot.session()).await,
             answer => return answer.map_err(fault),
         }
     }
@@ -355,8 +355,8 @@ async fn within_unless_stopped<T, S: Future<Output = ()>>(
             is_late |= began.elapsed() > slice + limit / 50;
         }
     };
-    match within(end, &mut work).await {
-        None if is_late || !is_connected() => within(sleep(limit.saturating_mul(2)), work).await,
+    match run_until(end, &mut work).await {
+        None if is_late || !is_connected() => run_until(sleep(limit.saturating_mul(2)), work).await,
         answer => answer,
     }
 }

@@ -191,15 +191,17 @@ pub mod coordinator {
     pub use crate::queue::metadata::parse_record as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::node_name::NodeName;
-    pub use crate::queue::permits::permits_of;
-    pub use crate::queue::turn::{Claim, Departure, Grant, IfTaken, Predecessor, Step, Turn, Waiter, turn};
+    pub use crate::queue::permits::permits_in_name;
+    pub use crate::queue::turn::{
+        Grant, IfTaken, ListingClaim, Predecessor, PredecessorNews, Step, Turn, Waiter, turn,
+    };
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
-    pub use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
+    pub use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
     pub use crate::session::node::state::{EntryStep, NodeState, Phase};
     pub use crate::session::request::{
-        Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
+        Created, Denied, Ending, Event, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;

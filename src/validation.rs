@@ -232,7 +232,10 @@ mod tests {
             }
             if label {
                 let note = Metadata { label: Some(text.to_owned()), ..Metadata::default() };
-                assert_eq!(metadata::parse(&note.encode(UNIX_EPOCH)).label.as_deref().unwrap_or_default(), text);
+                assert_eq!(
+                    metadata::parse_metadata(&note.encode(UNIX_EPOCH)).label.as_deref().unwrap_or_default(),
+                    text
+                );
             }
         });
     }

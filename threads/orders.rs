@@ -46,14 +46,14 @@ mod session {
             let clock = Arc::clone(&hands);
             let read = move || Duration::from_secs(clock.load(Ordering::SeqCst));
             let lease = Arc::new(lease::Lease::with_clock(timeout, Box::new(read)));
-            lease.began(asked);
+            lease.record_begin(asked);
             let epoch = lease.epoch().expect("a lease");
             assert!(lease.now_if_valid_in(epoch).is_some());
 
             let renewed = Arc::clone(&lease);
             let renewal = loom::thread::spawn(move || {
                 hands.store(110, Ordering::SeqCst);
-                renewed.began(Duration::from_secs(110));
+                renewed.record_begin(Duration::from_secs(110));
             });
             if let Some(moment) = lease.now_if_valid_in(epoch) {
                 assert!(moment < end, "covered at {moment:?}");
@@ -74,13 +74,13 @@ mod session {
         loom::model(|| {
             let clock = || Duration::from_secs(100);
             let lease = Arc::new(lease::Lease::with_clock(Duration::from_secs(6), Box::new(clock)));
-            lease.began(Duration::from_secs(100));
+            lease.record_begin(Duration::from_secs(100));
             let epoch = lease.epoch().expect("a lease");
 
             let (ended, is_known) = (Arc::clone(&lease), Arc::new(AtomicBool::new(false)));
             let known = Arc::clone(&is_known);
             let end = loom::thread::spawn(move || {
-                ended.end(request::Ending::Closed);
+                ended.record_end(request::Ending::Closed);
                 known.store(true, Ordering::Release);
             });
             if is_known.load(Ordering::Acquire) {

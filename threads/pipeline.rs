@@ -165,7 +165,7 @@ mod session {
 
             pub(crate) fn record_answer(&self, _: Duration) {}
 
-            pub(crate) fn acknowledged(&self, _: Duration) {}
+            pub(crate) fn record_quorum_answer(&self, _: Duration) {}
         }
     }
 

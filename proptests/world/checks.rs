@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use support::wired::Wired;
 use tokio::time::Instant;
-use zk_rwlock::coordinator::permits_of;
+use zk_rwlock::coordinator::permits_in_name;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::error::ValueError;
 use zk_rwlock::queue::NodeName;
@@ -555,7 +555,7 @@ impl World {
     /// the newest ones.
     async fn check_permits(&mut self) {
         let (names, taken) = (self.children(QUEUE), self.children(PERMITS));
-        let all: u32 = taken.iter().filter_map(|name| permits_of(name)).sum();
+        let all: u32 = taken.iter().filter_map(|name| permits_in_name(name)).sum();
         assert!(all <= self.ledger.most, "{all} permits are taken: {taken:?}");
         let before = self.ledger.number;
         if let Ok((bytes, _)) = self.observer.data(LIMIT).await

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::call::{self, Deadline, SESSION_TRIES, WorkError};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
-use crate::contend::permit_request::{EarlyPermitRead, PermitRequest, SeenPermits};
+use crate::contend::permit_request::{PendingPermitRead, PermitRequest, SeenPermits};
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{ProgressListener, WaitReporter};
@@ -22,7 +22,7 @@ use crate::observe::trace::{self, AcquireTrace, HoldTrace};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::member::Blockers;
 use crate::queue::metadata::Metadata;
-use crate::queue::mode::{self, Aim, Mode};
+use crate::queue::mode::{self, AcquisitionAim, Mode};
 use crate::queue::node_name::{NodeName, Tag};
 use crate::queue::turn::{self, Grant, IfTaken, Waiter};
 use crate::session::contract::Session;
@@ -91,12 +91,12 @@ impl AcquireOptions {
 /// A function that an acquisition calls once its node exists, if the process may keep that node between uses. The
 /// second argument is a watch on the lock's directory, which fires when another contender requests that such nodes be
 /// given up. The argument is `None` if it is unknown whether the watch is armed.
-pub(crate) type OnEntered = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
+pub(crate) type OnNodeCreated = Box<dyn Fn(&Contender, Option<Watch>) + Send + Sync>;
 
 /// The reads that were sent right after the create of the node: the answer to the listing of the queue, and the early
 /// read of a semaphore's permits, whose replies are still to be awaited. The listing is `None` if the create seemed to
 /// fail, and a later listing showed the node. The early read is `None` if it was not sent.
-pub(crate) type ReadsWithCreate = (Option<Result<Listing, Failure>>, Option<EarlyPermitRead>);
+pub(crate) type ReadsWithCreate = (Option<Result<Listing, Failure>>, Option<PendingPermitRead>);
 
 /// One acquisition of a lock, or of permits of a semaphore, with its options.
 pub(crate) struct Acquisition {
@@ -105,7 +105,7 @@ pub(crate) struct Acquisition {
     pub(crate) options: AcquireOptions,
     pub(crate) trace: AcquireTrace,
     /// A function to call once the node exists. `None` unless the process may keep the node between uses.
-    pub(crate) on_entered: Option<OnEntered>,
+    pub(crate) on_node_created: Option<OnNodeCreated>,
     /// The request for permits of a semaphore, or `None` for a lock. The first contender in a semaphore's queue
     /// exchanges its node for a permit node, whereas the first contender in a lock's queue holds the lock.
     pub(crate) permits: Option<PermitRequest>,
@@ -115,17 +115,17 @@ impl Acquisition {
     /// Creates an acquisition. Its label defaults to the lock's label.
     pub(crate) fn new(config: Arc<LockConfig>, mode: Mode, mut options: AcquireOptions) -> Acquisition {
         options.label = options.label.or_else(|| config.label.clone());
-        Acquisition { config, mode, options, trace: AcquireTrace::default(), on_entered: None, permits: None }
+        Acquisition { config, mode, options, trace: AcquireTrace::default(), on_node_created: None, permits: None }
     }
 
     /// Returns the aim of the acquisition: a lock in one mode, or a permit.
-    pub(crate) fn aim(&self) -> Aim {
-        if self.permits.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
+    pub(crate) fn aim(&self) -> AcquisitionAim {
+        if self.permits.is_some() { AcquisitionAim::Permit } else { AcquisitionAim::Lock(self.mode) }
     }
 
     /// Returns whether the process may keep the node between uses.
     pub(crate) fn may_keep_node(&self) -> bool {
-        self.on_entered.is_some()
+        self.on_node_created.is_some()
     }
 
     pub(crate) fn label(&self) -> Option<&str> {
@@ -189,8 +189,8 @@ impl Acquisition {
         // This step is boxed, because a waiter's future is as large as its largest step, and a waiter spends most of
         // its time in later steps.
         let (entry, first) = Box::pin(async { self.warn_if_slow(pin!(self.queue_up())).await }).await?;
-        if let Some(on_entered) = &self.on_entered {
-            on_entered(&entry, entry.take_directory_watch().await);
+        if let Some(on_node_created) = &self.on_node_created {
+            on_node_created(&entry, entry.take_directory_watch().await);
         }
         self.trace.record_span_field("sequence", entry.node_name().sequence());
         let due = self.config.warnings.after.and_then(|limit| began.checked_add(limit));
@@ -234,10 +234,10 @@ impl Acquisition {
     /// caller's task logs the warning, because there may be no session yet whose thread could run a background task.
     async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.config.warnings.after else { return queued.await };
-        if let Some(answer) = retry::within(self.config.coordinator.sleep(limit), &mut queued).await {
+        if let Some(answer) = retry::run_until(self.config.coordinator.sleep(limit), &mut queued).await {
             return answer;
         }
-        self.config.warnings.warn(self.aim(), self.label(), &Blockers::default(), 0);
+        self.config.warnings.log_slow_wait(self.aim(), self.label(), &Blockers::default(), 0);
         queued.await
     }
 
@@ -285,7 +285,7 @@ impl Acquisition {
                     tries = 0;
                 }
                 Err(WorkError::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
-                    follow::wait_until_known_to_be_over(entry.session()).await;
+                    follow::until_end_recorded(entry.session()).await;
                 }
                 Err(WorkError::Failed(Failure::NoAuth(lacks))) if entry.remove_own_directories().await => {
                     return Err(Error::own_directory_denied(&config.directory, lacks));
@@ -341,7 +341,7 @@ impl Acquisition {
                     if let Some(request) = &self.permits {
                         request.create_semaphore_node(entry).await?;
                     }
-                    match entry.make_directory(self.config.dialect.keeps_directories()).await {
+                    match entry.make_directory(self.config.dialect.must_keep_directories()).await {
                         // A parent that Curator created may be a container, which the server may have deleted
                         // meanwhile. The next create shows this.
                         Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
@@ -362,12 +362,13 @@ impl Acquisition {
             Err(Failure::NoAuth(lacks)) => return Err(Error::own_node_undeletable(entry.node().path(), lacks)),
             Err(failure) => return Err(self.config.acquisition_error(failure)),
         }
-        if dialect.keeps_directories() {
+        if dialect.must_keep_directories() {
             return Ok(false);
         }
         let is_passing =
             |name: &String| NodeName::parse_as(name, dialect).is_some_and(|other| has_exhausted_number(&other));
-        let names = retry::until_known(entry.session(), || entry.list()).await.or_else(retry::default_if_no_node);
+        let names =
+            retry::repeat_until_known(entry.session(), || entry.list_queue()).await.or_else(retry::default_if_no_node);
         names.map(|names| names.iter().all(is_passing)).map_err(|failure| self.config.acquisition_error(failure))
     }
 
@@ -381,7 +382,7 @@ impl Acquisition {
         let entry = wait.entry;
         if let Some(request) = &self.permits {
             let taken = request.take(grant, early_read, entry, wait.waiter.must_not_wait(), wait.view).await;
-            let grant = taken.map_err(|why| request.state.take_error(entry, why))?;
+            let grant = taken.map_err(|why| request.state.acquisition_error(entry, why))?;
             // A quorum has just committed the exchange. So a quorum is asked again only if the lease is not valid.
             return match self.hold_if_lease_valid(entry, &grant)? {
                 true => Ok(()),
@@ -393,7 +394,7 @@ impl Acquisition {
         // first confirm that our node exists. If our node is known to be lost, no quorum is asked, because
         // `hold_if_lease_valid` then fails.
         let may_miss_removal =
-            grant.unconfirmed_predecessor().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
+            grant.predecessor_to_confirm().is_some() && entry.detect_loss().is_none() && !entry.node().has_watch();
         if !may_miss_removal && self.hold_if_lease_valid(entry, &grant)? {
             return Ok(());
         }
@@ -413,8 +414,8 @@ impl Acquisition {
             return Err(self.config.evicted_error(loss));
         }
         let Some(epoch) = node.epoch() else { return Ok(false) };
-        node.hold(epoch);
-        if let Some(name) = grant.unconfirmed_predecessor() {
+        node.mark_held(epoch);
+        if let Some(name) = grant.predecessor_to_confirm() {
             session.store().request_hand_off_check(&entry.child_path(name).into(), node);
         }
         let kind = grant.as_str();
@@ -430,7 +431,7 @@ impl Acquisition {
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;
             }
-            match presence::is_there(session, node.path(), None).await {
+            match presence::exists_at_leader(session, node.path(), None).await {
                 Ok(true) => {}
                 Ok(false) => node.record_loss(Loss::Removed),
                 Err(failure) => return Err(self.config.acquisition_error(failure)),
@@ -455,10 +456,10 @@ impl Acquisition {
             return self.trace.record_span_field("token", hold.node().token());
         }
         *hold.trace.lock() = self.begin_hold_trace(hold);
-        // Only this hold uses the node, so the limit applies until the node is gone. The returned `LimitDeadline` is
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned `HoldDeadline` is
         // dropped, because it only serves to end the limit earlier.
-        let now = hold.now();
-        _ = hold.node().change(|it| it.state.limits.begin(now));
+        let now = hold.lease_now();
+        _ = hold.node().change(|it| it.state.limits.add_deadline(now));
     }
 
     /// Begins the trace of a hold, or of one use of a node that the process keeps between uses. Starts the task that
@@ -522,7 +523,7 @@ impl Acquisition {
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         if let Some(request) = &self.permits {
-            request.state.check_count(request.count)?;
+            request.state.check_wanted_count(request.count)?;
         }
         let path = &self.config.directory;
         let (paths, newcomer) = (&self.config.paths, NodeName::newcomer(self.config.dialect, self.mode));
@@ -542,7 +543,7 @@ impl Acquisition {
                 }
             };
             let has_room = call::within_session_timeout(&self.config.coordinator, session.timeout(), has_room).await?;
-            let ahead = turn::ahead_of(&newcomer, &names);
+            let ahead = turn::names_ahead_of(&newcomer, &names);
             if has_room && ahead.is_empty() {
                 return Ok(session.timeout());
             }
@@ -604,7 +605,7 @@ impl Acquisition {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
         let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
-        let gone = self.config.paths.ask_leader_if_gone(&session, &turn::ahead_of(&me, &names)).await;
+        let gone = self.config.paths.ask_leader_if_gone(&session, &turn::names_ahead_of(&me, &names)).await;
         if gone.map_err(|failure| self.config.acquisition_error(failure))? {
             view.look_again.notify_one();
         }

@@ -13,17 +13,17 @@ use crate::error::error::Error;
 use crate::observe::changes::ObservedHold;
 use crate::observe::trace::HoldTrace;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, PERMITS, Room};
+use crate::queue::permits::{self, PERMITS, PermitRoom};
 use crate::queue::{metadata, turn};
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
-use crate::session::leaving::Leaving;
+use crate::session::leaving::NodeRemoval;
 use crate::session::node::Node;
-use crate::session::node::state::{EntryStep, LimitDeadline};
-use crate::session::presence::{self, Recheck, check_operation};
-use crate::session::removal::{log_failure, remove};
+use crate::session::node::state::{EntryStep, HoldDeadline};
+use crate::session::presence::{self, LeaderRecheck, check_operation};
+use crate::session::removal::{log_removal_failure, remove_node};
 use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
-use crate::session::retry::{self, until_known};
+use crate::session::retry::{self, repeat_until_known};
 use crate::session::{follow, listing};
 use crate::sync::Mutex;
 use crate::telemetry::log::emit;
@@ -77,13 +77,13 @@ impl Contender {
     /// directory. [`Contender::await_create`] waits for the reply to the create.
     pub(crate) fn send_create(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
-        let connection = session.store().connection();
+        let connection = session.store().connection_number();
         // The watch on the directory is requested before the create of the node. Other contenders see the node only
         // after its create, so the watch fires even at the first request to give up the node.
         let directory_watch = self.keeps.then(|| session.watch(self.directory()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
-            it.state.create_sent(now, connection);
+            it.state.record_create_sent(now, connection);
             (it.creating.replace(reply), std::mem::replace(&mut it.directory_watch, directory_watch))
         });
     }
@@ -119,7 +119,7 @@ impl Contender {
                 // up the node may then have been missed, so the watch is dropped. If the node is found later, the
                 // process does not keep it between uses, because there is no watch.
                 let (step, _unlocked) = self.node.change(|it| {
-                    let step = it.state.not_created(failure, is_listed);
+                    let step = it.state.record_create_failure(failure, is_listed);
                     (step, (it.creating.take(), it.directory_watch.take()))
                 });
                 step.map(Some)
@@ -134,7 +134,10 @@ impl Contender {
     /// Creates the lock directory and its parents, if they are missing. With `has_to_stay`, creates a directory that
     /// servers do not delete when it is empty.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
-        directory::make(self.session(), self.directory(), has_to_stay, |step| self.record_created_path(step)).await
+        directory::make_directories(self.session(), self.directory(), has_to_stay, |step| {
+            self.record_created_path(step)
+        })
+        .await
     }
 
     /// Records that this contender created the directory or other persistent node at `path`, for
@@ -151,7 +154,7 @@ impl Contender {
         let mut is_removed = false;
         let made = std::mem::take(&mut *self.made.lock());
         for step in made.iter().rev() {
-            is_removed |= until_known(self.session(), || self.session().delete(step)).await.is_ok();
+            is_removed |= repeat_until_known(self.session(), || self.session().delete(step)).await.is_ok();
         }
         is_removed
     }
@@ -163,11 +166,11 @@ impl Contender {
     /// create a second node, which could wait behind the first node for ever.
     pub(crate) async fn find_created_node(&self) -> Result<bool, Failure> {
         let (session, directory, tag) = (self.session(), self.directory(), self.node.tag());
-        let listed = until_known(session, || listing::list_synced(session, directory)).await;
+        let listed = repeat_until_known(session, || listing::list_synced(session, directory)).await;
         let names = listed.or_else(retry::default_if_no_node)?;
         for child in names.iter().filter(|name| tag.is_tag_of(name)) {
             let path = self.child_path(child);
-            match until_known(session, || session.data(&path)).await {
+            match repeat_until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     retry::check_rights(session, directory).await?;
                     meter::increment_counter(names::RECOVERIES, Some(self.node.path_label()), &[]);
@@ -190,12 +193,12 @@ impl Contender {
     /// shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
         for orphan in self.node.read(|it| it.orphans(children)) {
-            drop(remove(self.session(), &self.node, Leaving::delete(self.child_path(&orphan)), None));
+            drop(remove_node(self.session(), &self.node, NodeRemoval::by_plain_delete(self.child_path(&orphan)), None));
         }
     }
 
     /// Lists the directory.
-    pub(crate) fn list(&self) -> Reply<Listing> {
+    pub(crate) fn list_queue(&self) -> Reply<Listing> {
         listing::list(self.session(), self.directory())
     }
 
@@ -208,7 +211,7 @@ impl Contender {
     /// place.
     pub(crate) fn limit_each_hold(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
-        node.change(|it| it.state.limits.set(longest));
+        node.change(|it| it.state.limits.set_longest(longest));
         let by = Arc::clone(&session);
         by.spawn(Box::pin(remove_after_loss(node, session)));
     }
@@ -216,8 +219,8 @@ impl Contender {
     /// Starts the time limit of one use of a node that the process keeps between uses. `None` if uses have no time
     /// limit.
     pub(crate) fn begin_limited_use(&self) -> Option<LimitedUse> {
-        let now = self.now();
-        let end = self.node().change(|it| it.state.limits.begin(now))?;
+        let now = self.lease_now();
+        let end = self.node().change(|it| it.state.limits.add_deadline(now))?;
         Some(LimitedUse { node: Arc::clone(self.node()), end })
     }
 
@@ -230,7 +233,7 @@ impl Contender {
     }
 
     /// Returns the present time on the clock of the session's lease.
-    pub(crate) fn now(&self) -> Moment {
+    pub(crate) fn lease_now(&self) -> Moment {
         self.session().lease().now()
     }
 
@@ -268,11 +271,11 @@ impl Contender {
     /// lost.
     pub(crate) async fn until_check_fails(
         &self,
-        recheck: &mut Recheck<'_>,
+        recheck: &mut LeaderRecheck<'_>,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
         loop {
-            recheck.pause().await;
+            recheck.until_recheck_due().await;
             let missed = self.failed_checks(others()).await?;
             if !missed.is_empty() {
                 return Ok(missed);
@@ -298,7 +301,7 @@ impl Contender {
 
     pub(crate) async fn read_node(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check_path(path)?;
-        let node = self.run_while_held(retry::data(self.session(), path, false)).await?;
+        let node = self.run_while_held(retry::read_data(self.session(), path, false)).await?;
         node.map(|node| node.map(NodeData::new))
             .map_err(|failure| Error::from_failure_under_lock(failure, "read", path))
     }
@@ -312,7 +315,7 @@ impl Contender {
         let (mut before, mut pause) = (None, LISTING_PAUSE);
         loop {
             let first = self.until_waiter_excluded().await?;
-            if !self.is_of_semaphore() || self.are_too_few_free_for(&first).await? {
+            if !self.is_of_semaphore() || self.lacks_free_permits_for(&first).await? {
                 return Ok(first);
             }
             // `first` is gone, or enough permits are free for it, and it will take them soon unless its process is
@@ -334,20 +337,21 @@ impl Contender {
 
     async fn until_waiter_excluded(&self) -> Result<NodeName, Error> {
         let (session, directory) = (self.session(), self.directory());
-        let (mut last_change, mut recheck) = (None::<Moment>, Recheck::new(session));
+        let (mut last_change, mut recheck) = (None::<Moment>, LeaderRecheck::new(session));
         loop {
-            let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
-                Ok(seen) => seen,
-                // The servers delete the directory of a semaphore's queue after it was empty for a while. The next
-                // contender creates it again.
-                Err(Failure::NoNode) if self.is_of_semaphore() => {
-                    match follow::until_may_exist(session, directory).await {
-                        Ok(()) => continue,
-                        Err(_) => return std::future::pending().await,
+            let (names, mut change) =
+                match retry::repeat_until_known(session, || session.watch_children(directory)).await {
+                    Ok(seen) => seen,
+                    // The servers delete the directory of a semaphore's queue after it was empty for a while. The next
+                    // contender creates it again.
+                    Err(Failure::NoNode) if self.is_of_semaphore() => {
+                        match follow::until_node_may_exist(session, directory).await {
+                            Ok(()) => continue,
+                            Err(_) => return std::future::pending().await,
+                        }
                     }
-                }
-                Err(failure) => return Err(self.holder_error(failure, "watch")),
-            };
+                    Err(failure) => return Err(self.holder_error(failure, "watch")),
+                };
             if let Some(first) = turn::first_excluded_waiter(&self.node_name(), &names, self.is_of_semaphore()) {
                 return Ok(first);
             }
@@ -356,23 +360,23 @@ impl Contender {
             drop(names);
             // `wait` returns after the event of the watch. It also returns after a while without an event, because an
             // event may be lost. An error means that the session is over. The caller then reports the loss of the hold.
-            if recheck.wait(&mut change).await.is_err() {
+            if recheck.until_event_or_recheck(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
             // Each reader that comes or goes ends the wait, and there may be thousands. The pause limits the listings
             // to 50 a second.
-            let since = last_change.map(|last| self.now().saturating_sub(last));
+            let since = last_change.map(|last| self.lease_now().saturating_sub(last));
             if let Some(rest) = since.and_then(|since| LISTING_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;
             }
-            last_change = Some(self.now());
+            last_change = Some(self.lease_now());
         }
     }
 
     /// Returns whether `first`, the first contender in the queue, asks for more permits than are free. Returns `false`
     /// if the node of `first` is gone. Returns `true` if it cannot be read how many permits are free, or how many
     /// `first` asks for.
-    async fn are_too_few_free_for(&self, first: &NodeName) -> Result<bool, Error> {
+    async fn lacks_free_permits_for(&self, first: &NodeName) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.directory());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
         let (node, taken) = (format!("{queue}/{}", first.as_str()), format!("{semaphore}/{PERMITS}"));
@@ -381,28 +385,28 @@ impl Contender {
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
             let wanted = match node.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-                answer => answer.map(|(data, _)| metadata::parse(&data).permits),
+                answer => answer.map(|(data, _)| metadata::parse_metadata(&data).permits),
             };
             Ok((wanted, number.await?.0, names.await?))
         };
         let (wanted, number, names) =
-            retry::until_known(session, read).await.map_err(|failure| self.holder_error(failure, "read"))?;
+            retry::repeat_until_known(session, read).await.map_err(|failure| self.holder_error(failure, "read"))?;
         let wanted = match wanted {
             // The node of `first` is gone, because that contender took its permits or left.
             Err(Failure::NoNode) => return Ok(false),
             Err(_) => None,
             Ok(wanted) => wanted,
         };
-        let number = permits::decode(&number).ok().flatten();
-        let room = wanted.zip(number).map(|(wanted, number)| permits::room(number, &names, wanted));
-        Ok(room != Some(Ok(Room::Enough)))
+        let number = permits::decode_number(&number).ok().flatten();
+        let room = wanted.zip(number).map(|(wanted, number)| permits::find_permit_room(number, &names, wanted));
+        Ok(room != Some(Ok(PermitRoom::Enough)))
     }
 
     /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the
-    /// session's record ([`SessionStore::forget`](crate::session::store::SessionStore::forget)), and deletes the node.
-    /// Sends the first request before it returns, unless the connection is lost. Returns the loss, if the node was lost
-    /// or left before, and the reply to the deletion, which goes on even if this reply is dropped. In a forked process,
-    /// changes and sends nothing, and returns the end of the session as the loss.
+    /// session's record ([`SessionStore::forget_node`](crate::session::store::SessionStore::forget_node)), and deletes
+    /// the node. Sends the first request before it returns, unless the connection is lost. Returns the loss, if the
+    /// node was lost or left before, and the reply to the deletion, which goes on even if this reply is dropped. In a
+    /// forked process, changes and sends nothing, and returns the end of the session as the loss.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
             let ending = Ending::Forked;
@@ -412,9 +416,9 @@ impl Contender {
         // The trace of the hold ends now, even if the guard is dropped later or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
-        self.session().store().forget(&self.node);
-        let leaving = leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode)));
-        (loss, remove(self.session(), &self.node, leaving, None))
+        self.session().store().forget_node(&self.node);
+        let leaving = leaving.unwrap_or(NodeRemoval::Gone(Err(Failure::NoNode)));
+        (loss, remove_node(self.session(), &self.node, leaving, None))
     }
 
     /// Returns whether the removal may write to the node to signal the release. `false` for a while after a server has
@@ -461,10 +465,10 @@ impl Drop for Contender {
         // The trace of the hold ends before the node is removed.
         drop(trace);
         let (removals, mut creating) = self.node.mark_left_in_any_phase(self.may_signal_release());
-        self.session().store().forget(&self.node);
+        self.session().store().forget_node(&self.node);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.
-            drop(remove(self.session(), &self.node, leaving, creating.take()));
+            drop(remove_node(self.session(), &self.node, leaving, creating.take()));
         }
     }
 }
@@ -472,12 +476,12 @@ impl Drop for Contender {
 /// The time limit of one use of a node that this process keeps between uses. Dropping this value ends the limit.
 pub(crate) struct LimitedUse {
     node: Arc<Node>,
-    end: LimitDeadline,
+    end: HoldDeadline,
 }
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        self.node.change(|it| it.state.limits.end(self.end));
+        self.node.change(|it| it.state.limits.remove_deadline(self.end));
     }
 }
 
@@ -499,10 +503,10 @@ async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     }
     while !node.is_left() {
         let path = node.path();
-        let answer = remove(&session, &node, Leaving::delete(path.clone()), None).await;
+        let answer = remove_node(&session, &node, NodeRemoval::by_plain_delete(path.clone()), None).await;
         // A downgrade may have replaced the node meanwhile. If so, the next round of the loop removes the new node.
         if node.path_if_in_place().as_ref() == Some(&path) {
-            return log_failure(answer);
+            return log_removal_failure(answer);
         }
         session.sleep(slice).await;
     }

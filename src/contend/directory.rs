@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Kind, Operation, Stat, parent};
-use crate::session::retry::{self, until_known};
+use crate::session::request::{Failure, Kind, Operation, Stat, parent_path};
+use crate::session::retry::{self, repeat_until_known};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
@@ -18,7 +18,7 @@ fn ancestors_and_self(path: &str) -> impl Iterator<Item = &str> {
 /// and the directory at `path`. The parents are persistent nodes. The directory itself is a container, which servers
 /// delete after it was empty for a while. With `has_to_stay`, it is a persistent node. Calls `made` for each directory
 /// that this function created, except the path of the connect string.
-pub(crate) async fn make(
+pub(crate) async fn make_directories(
     session: &Arc<dyn Session>,
     path: &str,
     has_to_stay: bool,
@@ -27,10 +27,10 @@ pub(crate) async fn make(
     let mut denied = None;
     for step in ancestors_and_self(path) {
         let kind = if step == path && !has_to_stay { Kind::Container } else { Kind::Persistent };
-        let create = || until_known(session, || session.create(step, &[], kind));
+        let create = || repeat_until_known(session, || session.create(step, &[], kind));
         let created = match create().await {
-            Err(Failure::NoNode) if parent(step) == "/" => {
-                until_known(session, || session.make_root()).await?;
+            Err(Failure::NoNode) if parent_path(step) == "/" => {
+                repeat_until_known(session, || session.make_root()).await?;
                 create().await
             }
             created => created,
@@ -65,7 +65,9 @@ pub(crate) fn request_kept_nodes(
     session: &Arc<dyn Session>,
     seen: Option<Stat>,
 ) {
-    let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
+    let first = seen
+        .filter(|stat| stat.data_length == 0)
+        .map(|stat| write_directory_data(session, directory, Vec::new(), stat.version));
     let (path, has_warned, session) = (Arc::clone(directory), Arc::clone(has_warned), Arc::clone(session));
     let task = Arc::clone(&session);
     task.spawn(Box::pin(async move {
@@ -99,14 +101,14 @@ pub(crate) async fn rewrite_directory_data(
         if seen.is_some_and(|seen| seen != stat.version) {
             return Ok(());
         }
-        set(session, directory, data, stat.version).await
+        write_directory_data(session, directory, data, stat.version).await
     };
-    retry::until_known(session, ask).await
+    retry::repeat_until_known(session, ask).await
 }
 
 /// Writes the directory's data if the directory has this version. Sends the write before it returns. Also succeeds if
 /// the directory has another version, because then another client's write has notified the same processes.
-fn set(
+fn write_directory_data(
     session: &Arc<dyn Session>,
     directory: &str,
     data: Vec<u8>,

@@ -9,8 +9,8 @@ use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::queue::node_name::NodeName;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{is_there, pause_if_leader_has};
-use crate::session::request::{Failure, Kind, Loss, Operation, parent};
+use crate::session::presence::{exists_at_leader, pause_if_leader_has};
+use crate::session::request::{Failure, Kind, Loss, Operation, parent_path};
 use crate::session::retry::RetryLimit;
 
 /// The indices of three operations in the transaction of [`Contender::exchange_node`]: the check of our node, the
@@ -21,13 +21,13 @@ const SIGNAL: usize = 3;
 
 impl Contender {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
-        self.change_to_read().await?;
+        self.downgrade_untraced().await?;
         self.trace.lock().begin_read_hold(self.user_path(), self.node());
         Ok(())
     }
 
     /// Downgrades: replaces the WRITE node by a READ node. Fails if the lock is lost.
-    pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
+    pub(crate) async fn downgrade_untraced(&self) -> Result<(), Error> {
         if let Some(loss) = self.detect_loss() {
             return Err(Error::Lost(loss));
         }
@@ -50,7 +50,7 @@ impl Contender {
         let session = self.session();
         // From here on, the WRITE node or the READ node may exist. If this future is dropped, dropping the contender
         // removes whichever exists.
-        self.node().change(|it| it.state.begin_move(None));
+        self.node().change(|it| it.state.begin_replacement(None));
         let (mut tries, mut may_be_done) = (RetryLimit::LOST_ANSWERS, false);
         loop {
             let failure = match session.transact(&swap).await {
@@ -64,7 +64,7 @@ impl Contender {
                 // node, the earlier try was carried out. If the leader still has the WRITE node, another client has
                 // created the READ node.
                 Err(Failure::Operation { failure, .. }) if may_be_done && *failure == Failure::NodeExists => {
-                    match is_there(session, &from, None).await {
+                    match exists_at_leader(session, &from, None).await {
                         Ok(false) => break,
                         Ok(true) => *failure,
                         Err(failure) => failure,
@@ -75,11 +75,11 @@ impl Contender {
             // After an unknown outcome the node stays marked as moving, because the WRITE node or the READ node may
             // exist.
             if !matches!(failure, Failure::Unknown(_)) {
-                self.node().end_replacement(NodeState::cancel_move);
+                self.node().end_replacement(NodeState::record_not_replaced);
             }
             return Err(failure);
         }
-        self.node().end_replacement(|it| it.downgraded(reader));
+        self.node().end_replacement(|it| it.record_downgrade(reader));
         session.store().unwatched.add(self.node());
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Contender {
             Operation::Set { path: from.clone(), data: Vec::new(), version: None },
             Operation::Delete { path: from, version: None },
         ];
-        node.change(|it| it.state.begin_move(Some(to.to_owned())));
+        node.change(|it| it.state.begin_replacement(Some(to.to_owned())));
         let (mut tries, mut denials, mut may_be_done) = (RetryLimit::LOST_ANSWERS, RetryLimit::DENIALS, false);
         let failure = loop {
             let signals = !session.store().is_signal_refused(self.directory());
@@ -120,7 +120,7 @@ impl Contender {
             let (answer, seen) = (session.transact(&operations), session.data(to));
             match (answer.await, seen.await) {
                 (_, Ok((_, stat))) if stat.ephemeral_owner == session.id() => {
-                    node.end_replacement(|it| it.exchanged(stat.czxid));
+                    node.end_replacement(|it| it.record_exchange(stat.czxid));
                     session.store().unwatched.add(node);
                     return Ok(());
                 }
@@ -138,7 +138,7 @@ impl Contender {
                 (Ok(_), _) => may_be_done = true,
                 (Err(Failure::Operation { index, failure }), _) => match (index, *failure) {
                     (OWN_PLACE, Failure::NoNode) => {}
-                    (NEW_NODE, Failure::NoNode) => break Failure::NoParent(parent(to).to_owned()),
+                    (NEW_NODE, Failure::NoNode) => break Failure::NoParent(parent_path(to).to_owned()),
                     (SIGNAL, Failure::NoAuth(_) | Failure::Refused(_)) if signals => {
                         session.store().record_signal_refused(self.directory());
                         continue;
@@ -150,12 +150,12 @@ impl Contender {
             // Our node is gone, and our server, which may lag behind, does not show the new node. If a try may have
             // created the new node, the ensemble's leader is asked.
             if !may_be_done || !pause_if_leader_has(session, to, &mut denials).await? {
-                node.end_replacement(NodeState::cancel_move);
+                node.end_replacement(NodeState::record_not_replaced);
                 node.record_loss(Loss::Removed);
                 return Err(Failure::NoNode);
             }
         };
-        node.end_replacement(NodeState::cancel_move);
+        node.end_replacement(NodeState::record_not_replaced);
         session.store().unwatched.add(node);
         Err(failure)
     }

@@ -6,15 +6,15 @@
 //! - Hold: [`contender`] owns the contender's node. [`directory`] creates the directory of that node. [`transaction`]
 //!   commits only while a lock is held.
 //! - Permits: [`permit_request`] takes the permits of a semaphore. [`semaphore`] has the number of its permits.
-//! - Leave: [`remove`](crate::session::removal::remove) deletes the node. Earlier, [`exchange`] may have replaced it by
-//!   a permit or a READ node.
+//! - Leave: [`remove_node`](crate::session::removal::remove_node) deletes the node. Earlier, [`exchange`] may have
+//!   replaced it by a permit or a READ node.
 //!
 //! The types:
 //!
 //! - An `Acquisition` is one attempt to get a lock, or permits of a semaphore.
 //! - A `Contender` owns the node of an acquisition. The guards of a granted lock own the `Contender`.
 //! - A `Node` is the state of that node. The `Contender` shares it with the session's thread.
-//! - `NodeState` is the state machine inside a `Node`, and `Leaving` is the state machine of a node's removal.
+//! - `NodeState` is the state machine inside a `Node`, and `NodeRemoval` is the state machine of a node's removal.
 //! - `NodeName` is the parsed name of a node.
 //! - `Waiter` is the state machine that decides the next step of a wait. `PendingAcquisition` carries out these steps.
 //! - A `Member` is a contender as `zklock ls` shows it.

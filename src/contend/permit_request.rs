@@ -24,12 +24,12 @@ use crate::contend::semaphore::{SemaphoreState, TAKE};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, Room};
+use crate::queue::permits::{self, PermitRoom};
 use crate::queue::turn::Grant;
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{self, Recheck, check_operation};
+use crate::session::presence::{self, LeaderRecheck, check_operation};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, RetryLimit};
 use crate::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ pub(crate) struct PermitRequest {
 
 /// The early read of the permits. It is sent right after the create of the node and the listing of the queue, before
 /// the contender knows its place.
-pub(crate) struct EarlyPermitRead {
+pub(crate) struct PendingPermitRead {
     names: Reply<Vec<String>>,
     number: Reply<(Vec<u8>, Stat)>,
     /// The children of the semaphore's own node. `None` if they are not listed, because this semaphore's handle already
@@ -63,7 +63,7 @@ impl PermitRequest {
     /// Fails if the request is for more permits than `number`, the number of all permits of the semaphore.
     fn fail_if_too_many(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
-            true => Err(self.state.too_few_error(self.count, number)),
+            true => Err(self.state.too_few_permits_error(self.count, number)),
             false => Ok(()),
         }
     }
@@ -72,13 +72,13 @@ impl PermitRequest {
     /// permits only if the number that this handle knows does not show whether the request is for too many. If the
     /// semaphore's node exists and has no number yet, tries to write the number.
     pub(crate) async fn check_before_queueing(&self) -> Result<(), Error> {
-        if !self.state.check_count(self.count)? {
+        if !self.state.check_wanted_count(self.count)? {
             return Ok(());
         }
         let path = self.state.config.user_path();
         let checked =
             call::retry_on_fresh_session(&self.state.config.coordinator, (TAKE, path), |session| async move {
-                let node = retry::data(&session, path, false).await?;
+                let node = retry::read_data(&session, path, false).await?;
                 match self.state.read_or_write_number(&session, node, None).await {
                     // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and
                     // checks the number of permits afterwards.
@@ -93,19 +93,19 @@ impl PermitRequest {
     /// before the acquisition creates the directory of the queue below that node. Fails if the node at the path must
     /// not become a semaphore's.
     pub(crate) async fn create_semaphore_node(&self, entry: &Contender) -> Result<(), WorkError> {
-        let node = retry::data(entry.session(), self.state.config.user_path(), true).await?;
+        let node = retry::read_data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.read_or_write_number(entry.session(), node, Some(entry)).await.map(drop)
     }
 
     /// Sends the early read. The caller must have sent its listing of the queue before. A read that was sent before
     /// that listing may show the permits as they were before the contender became the head (the first) of the queue.
-    pub(crate) fn send_early_read(&self, entry: &Contender) -> EarlyPermitRead {
+    pub(crate) fn send_early_read(&self, entry: &Contender) -> PendingPermitRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));
         // The children are listed after the read of the number of permits. Until the number is written, a contender of
         // a lock may create its node here, and an earlier listing could miss that node.
         let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
-        EarlyPermitRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
+        PendingPermitRead { names, number, children: (!has_no_lock).then(|| session.children(path)) }
     }
 
     /// Returns whether enough permits are free for this request, or `true` if the permits cannot be read. Fails if the
@@ -126,9 +126,9 @@ impl PermitRequest {
     pub(crate) async fn await_early_read(
         &self,
         entry: &Contender,
-        sent: Option<EarlyPermitRead>,
+        sent: Option<PendingPermitRead>,
     ) -> Result<Option<Box<SeenPermits>>, WorkError> {
-        let Some(EarlyPermitRead { names, number, children }) = sent else { return Ok(None) };
+        let Some(PendingPermitRead { names, number, children }) = sent else { return Ok(None) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
@@ -137,7 +137,7 @@ impl PermitRequest {
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(None),
             Err(failure) => return Err(failure.into()),
         };
-        let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
+        let had_number = permits::decode_number(&node.0).is_ok_and(|number| number.is_some());
         let (number, version) = self.state.read_or_write_number(entry.session(), Some(node), None).await?;
         self.fail_if_too_many(number)?;
         if let Some(Ok(children)) = children.filter(|_| had_number) {
@@ -166,22 +166,22 @@ impl PermitRequest {
                 Some(now) => *now,
                 None => head.read_permits().await?,
             };
-            match permits::room(now.number, &now.names, self.count) {
+            match permits::find_permit_room(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit")).into()),
-                Ok(Room::Never) => return Err(self.state.too_few_error(self.count, now.number).into()),
-                Ok(Room::Enough) => {
+                Ok(PermitRoom::Never) => return Err(self.state.too_few_permits_error(self.count, now.number).into()),
+                Ok(PermitRoom::Enough) => {
                     self.state.ensure_no_lock(session, None).await?;
                     self.state.check_rights(session).await?;
                     if head.try_exchange(self.count, now.version).await? {
                         return Ok(grant);
                     }
                 }
-                Ok(Room::Short) if must_not_wait && !paths.ask_leader_if_gone(session, &[]).await? => {
+                Ok(PermitRoom::Short) if must_not_wait && !paths.ask_leader_if_gone(session, &[]).await? => {
                     let me = &*entry.node_name();
                     let only_me = [me.as_str().to_owned()];
                     return Err(Error::WouldBlock { blockers: paths.read_blockers(session, &only_me, me).await }.into());
                 }
-                Ok(Room::Short) => {
+                Ok(PermitRoom::Short) => {
                     grant = Grant::Look;
                     if !must_not_wait {
                         head.wait_for_change(&now, queue_view).await?;
@@ -221,7 +221,7 @@ impl<'a> QueueHead<'a> {
             Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child_path(&name).into()),
             _ => None,
         };
-        let connection = entry.node().read(NodeState::connection);
+        let connection = entry.node().read(NodeState::create_connection);
         QueueHead { state, entry, connection, number: None, names: None, signal, refused: None, rounds: 0 }
     }
 
@@ -277,7 +277,7 @@ impl<'a> QueueHead<'a> {
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
         let (path, store) = (self.state.config.user_path(), session.store());
         let directory = &self.state.taken;
-        let connection = store.connection();
+        let connection = store.connection_number();
         // All requests are sent before the first reply is awaited, so that together they take one round trip.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
@@ -290,7 +290,7 @@ impl<'a> QueueHead<'a> {
         let queue = OptionFuture::from(queue).await.transpose()?;
         let watched = watched.await;
         let node = OptionFuture::from(node).await.transpose()?;
-        if store.connection() != connection {
+        if store.connection_number() != connection {
             return Ok(None);
         }
         self.connection = connection;
@@ -319,10 +319,11 @@ impl<'a> QueueHead<'a> {
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let predecessor = signal.rsplit_once('/').and_then(|(_, name)| NodeName::parse(name));
-        let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::belongs_to(name, it.tag())));
+        let has_taken =
+            predecessor.is_some_and(|it| names.iter().any(|name| permits::is_node_of_owner(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = hand_off::paths_numbered_up_to(&queue, &signal);
-        if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {
+        if let Some(left) = presence::first_existing(self.entry.session(), &shown).await? {
             hand_off::record_interference(&signal, &left, [self.entry.node()]);
             return Err(Failure::NoNode);
         }
@@ -355,7 +356,7 @@ impl<'a> QueueHead<'a> {
             let holders = now.names.iter().map(|name| check_operation(node(name), None));
             std::iter::once(check_operation(&**path, Some(now.version))).chain(holders).collect()
         };
-        let mut recheck = Recheck::new(session);
+        let mut recheck = LeaderRecheck::new(session);
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
@@ -381,7 +382,7 @@ impl<'a> QueueHead<'a> {
 /// Creates the directory of the permits as a persistent node, like the semaphore's own node. If the leader has the
 /// directory already, may wait for this client's server or change servers.
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
-    match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
+    match retry::repeat_until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
         Err(Failure::NodeExists) => SemaphoreState::pause_after_disagreement(session, directory, None, rounds).await,
         Err(failure) => Err(failure),

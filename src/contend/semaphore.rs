@@ -69,7 +69,7 @@ impl SemaphoreState {
             let names = match children.take() {
                 Some(names) => names,
                 None => {
-                    let listed = retry::until_known(session, || session.children(self.config.user_path()));
+                    let listed = retry::repeat_until_known(session, || session.children(self.config.user_path()));
                     listed.await.or_else(retry::default_if_no_node)?
                 }
             };
@@ -116,13 +116,13 @@ impl SemaphoreState {
         Error::Permits { path: self.config.user_path().to_string(), reason }
     }
 
-    pub(crate) fn too_few_error(&self, wanted: u32, permits: u32) -> Error {
+    pub(crate) fn too_few_permits_error(&self, wanted: u32, permits: u32) -> Error {
         self.permits_error(PermitsError::TooFew { wanted, permits })
     }
 
     /// Returns the error of an acquisition in the queue that ended with `why`. If a request has failed, and the
     /// contender's node is lost, returns the error of the loss instead.
-    pub(crate) fn take_error(&self, entry: &Contender, why: WorkError) -> Error {
+    pub(crate) fn acquisition_error(&self, entry: &Contender, why: WorkError) -> Error {
         match why {
             WorkError::Refused(error) => error,
             WorkError::Failed(failure) => match (entry.detect_loss(), failure) {
@@ -175,12 +175,12 @@ impl SemaphoreState {
     /// Fails if the request is for no permits. As long as the handle has not seen the ensemble's number, also fails if
     /// the request is for more than the user gave. Returns whether the caller must read the ensemble's number before it
     /// enters the queue, because the ensemble may have fewer permits than requested.
-    pub(crate) fn check_count(&self, wanted: u32) -> Result<bool, Error> {
+    pub(crate) fn check_wanted_count(&self, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
             return Err(Error::invalid("an acquisition needs at least one permit"));
         }
         match *self.number.lock() {
-            KnownPermitNumber::Given(permits) if wanted > permits => Err(self.too_few_error(wanted, permits)),
+            KnownPermitNumber::Given(permits) if wanted > permits => Err(self.too_few_permits_error(wanted, permits)),
             KnownPermitNumber::Given(_) => Ok(false),
             KnownPermitNumber::Seen(permits) => Ok(wanted > permits),
             KnownPermitNumber::Unknown => Ok(wanted > 1),
@@ -232,7 +232,7 @@ impl SemaphoreState {
                     // Our server may lag behind, and not show the number that another client has written. So the leader
                     // is asked whether the node is as in our read: missing, or of this version. If so, the number was
                     // deleted.
-                    if presence::is_there(session, &**path, version).await? == version.is_some() {
+                    if presence::exists_at_leader(session, &**path, version).await? == version.is_some() {
                         return Err(self.permits_error(PermitsError::Vanished { was }).into());
                     }
                 }
@@ -244,7 +244,7 @@ impl SemaphoreState {
                 }
             }
             Self::pause_after_disagreement(session, path, version, &mut rounds).await?;
-            node = retry::data(session, path, version.is_none()).await?;
+            node = retry::read_data(session, path, version.is_none()).await?;
         }
     }
 
@@ -260,12 +260,12 @@ impl SemaphoreState {
         twin: TwinContent,
         maker: Option<&Contender>,
     ) -> Result<Option<i32>, WorkError> {
-        let is_unset = node.is_none_or(|(data, _)| permits::decode(data) == Ok(None));
+        let is_unset = node.is_none_or(|(data, _)| permits::decode_number(data) == Ok(None));
         if is_unset {
             // Until the number is written, contenders of a lock may come, although an earlier listing showed no lock.
             self.has_no_lock.store(false, Ordering::Release);
         }
-        let (path, data) = (self.config.user_path().to_string(), permits::encode(number));
+        let (path, data) = (self.config.user_path().to_string(), permits::encode_number(number));
         let twin_path = metadata::twin_path(&path);
         let second = match twin {
             TwinContent::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
@@ -287,7 +287,7 @@ impl SemaphoreState {
                 let mut writes = vec![Operation::Set { path, data, version: Some(stat.version) }, second];
                 // The node may be a container, which no answer of a server shows. Servers delete a container without a
                 // child, and the number with it. So the directory of the permits is created as a child.
-                if retry::data(session, &self.taken, false).await?.is_none() {
+                if retry::read_data(session, &self.taken, false).await?.is_none() {
                     let (path, data) = (self.taken.to_string(), Vec::new());
                     writes.push(Operation::Create { path, data, kind: Kind::Persistent });
                 }
@@ -317,16 +317,17 @@ impl SemaphoreState {
     ) -> Result<bool, WorkError> {
         let made = |node: &str| maker.iter().for_each(|maker| maker.record_created_path(node));
         for _ in 0..CREATES {
-            match retry::until_known(session, || session.transact(&writes)).await {
+            match retry::repeat_until_known(session, || session.transact(&writes)).await {
                 Ok(_) => {
                     let is_create = |it: &&Operation| matches!(it, Operation::Create { .. });
                     writes.iter().filter(is_create).for_each(|create| made(create.path()));
                     return Ok(true);
                 }
                 Err(Failure::Operation { index, failure }) => match (&writes[0], *failure) {
-                    (Operation::Create { path, .. }, Failure::NoNode) if index == 0 => match request::parent(path) {
-                        "/" => retry::until_known(session, || session.make_root()).await?,
-                        parent => directory::make(session, parent, true, made).await?,
+                    (Operation::Create { path, .. }, Failure::NoNode) if index == 0 => match request::parent_path(path)
+                    {
+                        "/" => retry::repeat_until_known(session, || session.make_root()).await?,
+                        parent => directory::make_directories(session, parent, true, made).await?,
                     },
                     (_, Failure::BadVersion | Failure::NodeExists | Failure::NoNode) => return Ok(false),
                     _ if (1..writes.len()).contains(&index) => drop(writes.remove(index)),
@@ -347,7 +348,7 @@ impl SemaphoreState {
         }
         self.fail_if_job_record(session).await?;
         let path = self.config.user_path();
-        let children = retry::until_known(session, || session.children(path)).await;
+        let children = retry::repeat_until_known(session, || session.children(path)).await;
         let children = children.or_else(retry::default_if_no_node)?;
         let reason = match children.iter().filter(|name| *name != QUEUE && *name != PERMITS).min() {
             Some(other) => PermitsError::OtherUse(format!("{path}/{other}")),
@@ -363,7 +364,7 @@ impl SemaphoreState {
     async fn fail_if_job_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_path(&record)] {
-            let node = retry::data(session, &path, false).await?;
+            let node = retry::read_data(session, &path, false).await?;
             if node.is_some_and(|(data, stat)| metadata::parse_record(&data, stat.mtime).is_some()) {
                 return Err(self.permits_error(PermitsError::OtherUse(path)).into());
             }
@@ -375,13 +376,15 @@ impl SemaphoreState {
     /// data are anything else.
     pub(crate) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let not_a_number = |what: String| self.doubtful_error(format!("its data {what:?} is no number of permits"));
-        permits::decode(data).map_err(not_a_number)
+        permits::decode_number(data).map_err(not_a_number)
     }
 
     pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<TwinContent, Failure> {
-        Ok(match retry::data(session, &metadata::twin_path(self.config.user_path()), false).await? {
+        Ok(match retry::read_data(session, &metadata::twin_path(self.config.user_path()), false).await? {
             None => TwinContent::Missing,
-            Some((data, _)) => permits::decode(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number),
+            Some((data, _)) => {
+                permits::decode_number(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number)
+            }
         })
     }
 
@@ -397,7 +400,7 @@ impl SemaphoreState {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_differing_server(session, path, version).await? {
             // The wait also ends when the session ends. The caller's next request then fails.
-            retry::within(session.until_over().map(drop), session.sleep(session.timeout())).await;
+            retry::run_until(session.until_over().map(drop), session.sleep(session.timeout())).await;
         }
         Ok(())
     }
@@ -419,7 +422,7 @@ mod tests {
     /// Returns whether a request for `wanted` permits must read the ensemble's number first. Fails with the known
     /// number of permits if the request is for more.
     fn check(limit: &SemaphoreState, wanted: u32) -> Result<bool, u32> {
-        limit.check_count(wanted).map_err(|error| match error {
+        limit.check_wanted_count(wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {
                 permits
             }
@@ -448,7 +451,7 @@ mod tests {
     #[test]
     fn a_request_for_no_permits_is_refused() {
         for limit in [opened(None), opened(Some(1))] {
-            assert!(matches!(limit.check_count(0), Err(Error::InvalidInput(_))));
+            assert!(matches!(limit.check_wanted_count(0), Err(Error::InvalidInput(_))));
         }
     }
 

@@ -10,7 +10,7 @@ use crate::error::error::Error;
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
 use crate::session::contract::Session;
-use crate::session::request::{Contents, Failure, Kind, Loss, Operation, Outcome, Stat, parent};
+use crate::session::request::{Failure, Kind, Loss, NodeContents, Operation, Outcome, Stat, parent_path};
 use crate::session::retry;
 use crate::telemetry::debug::debug;
 use crate::validation::{self, REQUEST_LIMIT};
@@ -155,7 +155,7 @@ impl<'guard> Transaction<'guard> {
             false => Error::Lost(loss),
         };
         for operation in &wanted {
-            locks.iter().try_for_each(|lock| check_target(operation.path(), lock.user_path()))?;
+            locks.iter().try_for_each(|lock| check_path_is_outside(operation.path(), lock.user_path()))?;
         }
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.detect_loss()?))) {
             return Err(lost(lock, loss));
@@ -187,7 +187,7 @@ impl<'guard> Transaction<'guard> {
         }
         let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
         let newest = session.store().newest_zxid().max(own);
-        let answer = OutcomeSearch { locks: &locks, session, operations: &operations, newest, is_sent_once }
+        let answer = CommitAttempt { locks: &locks, session, operations: &operations, newest, is_sent_once }
             .send_and_find_outcome()
             .await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
@@ -219,7 +219,7 @@ impl<'guard> Transaction<'guard> {
 /// with `NoNode`, the parent of its node is missing, and the error says so.
 fn refusal_error(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
-        (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),
+        (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent_path(path).to_owned()),
         (_, failure) => failure,
     };
     let path = operation.map(|operation| operation.path().to_owned()).unwrap_or_default();
@@ -228,7 +228,7 @@ fn refusal_error(operation: Option<&Operation>, index: usize, failure: Failure) 
 
 debug!(Transaction<'_> as "Transaction", |it| operations: it.operations);
 
-fn check_target(path: &str, directory: &str) -> Result<(), Error> {
+fn check_path_is_outside(path: &str, directory: &str) -> Result<(), Error> {
     validation::check_path(path)?;
     if validation::is_inside(path, directory) {
         return Err(Error::invalid(format!(
@@ -244,7 +244,7 @@ fn check_target(path: &str, directory: &str) -> Result<(), Error> {
 pub(crate) const TRIES: u32 = 4;
 
 /// A transaction whose reply may be lost, and the search for its outcome.
-struct OutcomeSearch<'a> {
+struct CommitAttempt<'a> {
     locks: &'a [&'a Contender],
     session: &'a Arc<dyn Session>,
     /// The checks of the locks' nodes, followed by the caller's operations.
@@ -263,7 +263,7 @@ pub(crate) enum TransactionFate {
     Unknown,
 }
 
-impl<'a> OutcomeSearch<'a> {
+impl<'a> CommitAttempt<'a> {
     /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next
     /// connection, and sends the transaction again, a limited number of times, if it was certainly not carried out.
     /// With `is_sent_once`, does neither. If the search finds nothing, or a lock is lost during the search, returns
@@ -282,8 +282,8 @@ impl<'a> OutcomeSearch<'a> {
             // late, and may be the cause of the refusal.
             while let Err(failure) = &answer {
                 let (is_unknown, nodes) = (matches!(failure, Failure::Unknown(_)), self.read_nodes().await?);
-                match self.fate(&nodes) {
-                    TransactionFate::Done => return self.outcomes(&nodes),
+                match self.fate_shown_by(&nodes) {
+                    TransactionFate::Done => return self.outcomes_shown_by(&nodes),
                     TransactionFate::Undone if is_unknown && tries < TRIES => {
                         answer = self.session.transact(self.operations).await;
                         tries += 1;
@@ -306,7 +306,7 @@ impl<'a> OutcomeSearch<'a> {
     /// read.
     fn read_created_node(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
-        let create = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path()));
+        let create = self.changing_operations().filter(is_made).find(|create| self.is_changed_once(create.path()));
         if let Some(create) = create.filter(|_| !self.is_sent_once) {
             drop(self.session.children_and_stat(create.path()));
         }
@@ -319,9 +319,9 @@ impl<'a> OutcomeSearch<'a> {
     /// the session sent to another server before the reconnect. There is one exception: if the session comes back to a
     /// server that was stopped or cut off, that server may still carry out the transaction (see the top of
     /// `session/removal.rs`).
-    async fn read_nodes(&self) -> Option<Contents> {
+    async fn read_nodes(&self) -> Option<NodeContents> {
         let session = self.session;
-        let paths: Vec<String> = self.changes().map(|operation| operation.path().to_owned()).collect();
+        let paths: Vec<String> = self.changing_operations().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
         session.until_connected().await.ok()?;
         let look = || {
@@ -329,28 +329,29 @@ impl<'a> OutcomeSearch<'a> {
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
             async move { held.await.and(nodes.await) }
         };
-        retry::until_known(session, look).await.ok()
+        retry::repeat_until_known(session, look).await.ok()
     }
 
     /// Returns the operations that change a node.
-    fn changes(&self) -> impl Iterator<Item = &'a Operation> + use<'a> {
+    fn changing_operations(&self) -> impl Iterator<Item = &'a Operation> + use<'a> {
         self.operations.iter().filter(|operation| !matches!(operation, Operation::Check { .. }))
     }
 
     fn is_changed_once(&self, path: &str) -> bool {
-        self.changes().filter(|other| other.path() == path).count() == 1
+        self.changing_operations().filter(|other| other.path() == path).count() == 1
     }
 
-    fn fate(&self, nodes: &Contents) -> TransactionFate {
-        let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
+    fn fate_shown_by(&self, nodes: &NodeContents) -> TransactionFate {
+        let fates =
+            self.changing_operations().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         // If all locks are write locks, and none is a permit, then no other client holds any of them.
-        let is_of_a_lock = |lock: &Contender| parent(&lock.node().path()) == lock.user_path();
+        let is_of_a_lock = |lock: &Contender| parent_path(&lock.node().path()) == lock.user_path();
         let is_alone = self.locks.iter().all(|lock| lock.node_name().mode() == Mode::Write && is_of_a_lock(lock));
         let session = self.session.id();
         let fates = fates.map(|(operation, node)| fate_of(operation, node.as_ref(), self.newest, session, is_alone));
         let fates: Vec<_> = fates.collect();
         // A transaction of checks alone changes nothing, so it counts as undone, and is sent again.
-        let changes_nothing = self.changes().next().is_none();
+        let changes_nothing = self.changing_operations().next().is_none();
         match (changes_nothing || fates.contains(&TransactionFate::Undone), fates.contains(&TransactionFate::Done)) {
             (true, _) => TransactionFate::Undone,
             (false, true) => TransactionFate::Done,
@@ -360,7 +361,7 @@ impl<'a> OutcomeSearch<'a> {
 
     /// Returns the outcomes of a transaction that was carried out. `None` if `nodes` do not show the new version of a
     /// node that the transaction set.
-    fn outcomes(&self, nodes: &Contents) -> Option<Result<Vec<Outcome>, Failure>> {
+    fn outcomes_shown_by(&self, nodes: &NodeContents) -> Option<Result<Vec<Outcome>, Failure>> {
         let mut nodes = nodes.iter();
         let outcome = |operation: &Operation| {
             let node = if matches!(operation, Operation::Check { .. }) { None } else { nodes.next() };

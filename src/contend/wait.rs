@@ -9,17 +9,17 @@ use tokio::time::Instant;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory::request_kept_nodes;
-use crate::contend::permit_request::{EarlyPermitRead, PermitRequest, SeenPermits};
-use crate::contend::warnings::{WarningEntry, WarningRegistration};
+use crate::contend::permit_request::{PendingPermitRead, PermitRequest, SeenPermits};
+use crate::contend::warnings::{WaitingAcquisition, WarningRegistration};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::observe::trace::AcquireTrace;
-use crate::queue::mode::Aim;
+use crate::queue::mode::AcquisitionAim;
 use crate::queue::node_name::NodeName;
-use crate::queue::turn::{self, Claim, Departure, Grant, Step, Waiter};
-use crate::session::presence::{self, Recheck, check_operation};
+use crate::queue::turn::{self, Grant, ListingClaim, PredecessorNews, Step, Waiter};
+use crate::session::presence::{self, LeaderRecheck, check_operation};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
-use crate::session::retry::{self, RetryLimit, spawn_awaited};
+use crate::session::retry::{self, RetryLimit, spawn_with_reply};
 use crate::session::watch::log_cannot_watch;
 use crate::telemetry::meter;
 
@@ -27,7 +27,7 @@ use crate::telemetry::meter;
 pub(crate) struct PendingAcquisition<'a> {
     pub(crate) config: &'a LockConfig,
     pub(crate) permits: Option<&'a PermitRequest>,
-    pub(crate) aim: Aim,
+    pub(crate) aim: AcquisitionAim,
     pub(crate) label: Option<&'a str>,
     pub(crate) trace: &'a AcquireTrace,
     pub(crate) entry: &'a Contender,
@@ -56,13 +56,13 @@ impl PendingAcquisition<'_> {
     /// this future takes memory for each waiter.
     pub(crate) async fn wait_for_turn(
         &mut self,
-        (mut first, sent): (Option<Result<Listing, Failure>>, Option<EarlyPermitRead>),
+        (mut first, sent): (Option<Result<Listing, Failure>>, Option<PendingPermitRead>),
     ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
         let mut early_read = None;
         if let Some(request) = self.permits {
             self.register_for_warning();
             let read = request.await_early_read(self.entry, sent).await;
-            early_read = read.map_err(|why| request.state.take_error(self.entry, why))?;
+            early_read = read.map_err(|why| request.state.acquisition_error(self.entry, why))?;
         }
         // `names` is the last listing. The listing is dropped when the contender begins to wait, because a long listing
         // takes memory.
@@ -78,18 +78,18 @@ impl PendingAcquisition<'_> {
                 }
                 Step::AskLeader(claim) => {
                     let differs = Box::pin(self.leader_contradicts(&claim, names.clone().unwrap_or_default())).await?;
-                    self.waiter.leader_answered(claim, differs)
+                    self.waiter.next_after_leader_answer(claim, differs)
                 }
                 Step::Await { predecessor, asks } => {
                     let names = names.take().unwrap_or_default();
                     let directory = names.directory.filter(|_| asks).map(Box::new);
-                    Box::pin(self.record_wait(names)).await;
-                    let departure = self.until_departure(&predecessor.name, Some((asks, directory))).await?;
-                    self.waiter.departed(departure)
+                    Box::pin(self.report_wait(names)).await;
+                    let news = self.until_predecessor_news(&predecessor.name, Some((asks, directory))).await?;
+                    self.waiter.next_after_news(news)
                 }
                 Step::AwaitAtLeader(predecessor) => {
-                    let departure = self.until_departure(&predecessor.name, None).await?;
-                    self.waiter.departed(departure)
+                    let news = self.until_predecessor_news(&predecessor.name, None).await?;
+                    self.waiter.next_after_news(news)
                 }
                 Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
                 Step::Evicted => return Err(self.evicted_error()),
@@ -107,7 +107,7 @@ impl PendingAcquisition<'_> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let reply = match reply {
             Some(reply) => reply,
-            None => retry::until_known(session, || entry.list()).await,
+            None => retry::repeat_until_known(session, || entry.list_queue()).await,
         };
         let names = reply.map_err(|failure| config.acquisition_error(failure))?;
         entry.remove_orphans(&names);
@@ -119,27 +119,29 @@ impl PendingAcquisition<'_> {
         }
         let is_alone = names.len() < 2;
         let closing = if is_alone { Vec::new() } else { session.store().closing_node_names(entry.directory()) };
-        let step = self.waiter.listed(&names, &closing);
+        let step = self.waiter.next_after_listing(&names, &closing);
         Ok((step, names))
     }
 
     /// Asks the ensemble's leader whether `claim`, which the listing `names` has shown, is true. Returns whether the
     /// leader contradicts the claim. If this client's server goes on contradicting the leader, connects to another
     /// server. Sends nothing if our node is known to be lost and the claim is that our node is missing.
-    async fn leader_contradicts(&mut self, claim: &Claim, names: Listing) -> Result<bool, Error> {
+    async fn leader_contradicts(&mut self, claim: &ListingClaim, names: Listing) -> Result<bool, Error> {
         let (entry, session, config) = (self.entry, self.entry.session(), self.config);
         let differs = match claim {
             // Our node is known to be lost, so the acquisition must end, and the leader need not be asked.
-            Claim::Unlisted if entry.detect_loss().is_some() => Ok(false),
-            Claim::Unlisted => presence::pause_if_leader_has(session, &entry.node().path(), &mut self.denials).await,
+            ListingClaim::Unlisted if entry.detect_loss().is_some() => Ok(false),
+            ListingClaim::Unlisted => {
+                presence::pause_if_leader_has(session, &entry.node().path(), &mut self.denials).await
+            }
             // The directory may have been deleted and created again, which restarts the sequence numbers. A server that
             // still lists a node of the deleted directory then shows one number twice.
-            Claim::Rival(rival) => {
+            ListingClaim::Rival(rival) => {
                 presence::leave_server_if_listed(session, entry.directory(), vec![rival.clone()]).await
             }
-            Claim::Ahead => {
+            ListingClaim::Ahead => {
                 let me = entry.node_name();
-                config.paths.ask_leader_if_gone(session, &turn::ahead_of(&me, &names)).await
+                config.paths.ask_leader_if_gone(session, &turn::names_ahead_of(&me, &names)).await
             }
         };
         differs.map_err(|failure| config.acquisition_error(failure))
@@ -155,7 +157,7 @@ impl PendingAcquisition<'_> {
     /// Registers the acquisition for a warning about a long wait. If there is a `view`, stores in it the contender's
     /// place and the contenders that it waits for, both from the listing `names`, for the user's listener and the
     /// timeout error.
-    async fn record_wait(&mut self, names: Listing) {
+    async fn report_wait(&mut self, names: Listing) {
         self.register_for_warning();
         let Some(view) = self.view else { return };
         let (session, me, paths) = (self.entry.session(), &*self.entry.node_name(), &self.config.paths);
@@ -174,7 +176,7 @@ impl PendingAcquisition<'_> {
         let (label, span, permits) =
             (self.label.map(str::to_owned), self.trace.acquire_span(), self.permits.map(|it| it.count));
         self.registered =
-            Some(self.config.warnings.register(due, WarningEntry { session, node, label, span, permits }));
+            Some(self.config.warnings.register(due, WaitingAcquisition { session, node, label, span, permits }));
     }
 
     /// Returns the error of a contender whose node is lost, or is not in the queue.
@@ -194,7 +196,7 @@ impl PendingAcquisition<'_> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // A separate task stores our watch, because a check at the leader may end this wait before the reply, and the
         // watch must be stored even then.
-        let own = node.request_watch(session).map(|stored| spawn_awaited(session, stored, drop));
+        let own = node.request_watch(session).map(|stored| spawn_with_reply(session, stored, drop));
         let watch = session.watch(&self.entry.child_path(predecessor));
         if asks {
             let config = self.config;
@@ -217,41 +219,41 @@ impl PendingAcquisition<'_> {
     /// Waits until the predecessor's node changes, is deleted or turns out to be missing. `watch` has the last two
     /// arguments of [`arm_watches`](PendingAcquisition::arm_watches). With `None` there is no watch. In both cases the
     /// ensemble's leader is asked now and then whether the node still exists.
-    async fn until_departure(
+    async fn until_predecessor_news(
         &self,
         predecessor: &Arc<str>,
         watch: Option<(bool, Option<Box<Stat>>)>,
-    ) -> Result<Departure, Error> {
+    ) -> Result<PredecessorNews, Error> {
         let is_watched = watch.is_some();
-        let event = watch.map(|(asks, directory)| self.await_event(predecessor, asks, directory));
+        let event = watch.map(|(asks, directory)| self.await_predecessor_event(predecessor, asks, directory));
         tokio::select! {
             biased;
             Some(event) = OptionFuture::from(event) => event,
-            found = self.check_in_intervals(predecessor, is_watched) => found,
+            found = self.until_gone_at_leader(predecessor, is_watched) => found,
         }
     }
 
-    /// Arms the watch on the predecessor's node, and waits for its event. Returns [`Departure::Missing`] if the server
-    /// says that the node does not exist.
-    async fn await_event(
+    /// Arms the watch on the predecessor's node, and waits for its event. Returns [`PredecessorNews::Missing`] if the
+    /// server says that the node does not exist.
+    async fn await_predecessor_event(
         &self,
         predecessor: &Arc<str>,
         mut asks: bool,
         directory: Option<Box<Stat>>,
-    ) -> Result<Departure, Error> {
+    ) -> Result<PredecessorNews, Error> {
         // If a reply is lost, the watches are requested again. The request that asks other processes to give up their
         // kept nodes is sent once here, because a separate task repeats it.
         let arm = || self.arm_watches(predecessor, std::mem::take(&mut asks), directory.as_deref().copied());
         // The future that arms the watch is boxed, because it is larger than the watch itself, and thousands of waiters
         // spend most of their time awaiting the event of their watches.
-        let watch = match Box::pin(retry::until_known(self.entry.session(), arm)).await {
+        let watch = match Box::pin(retry::repeat_until_known(self.entry.session(), arm)).await {
             Ok(watch) => watch,
-            Err(Failure::NoNode) => return Ok(Departure::Missing),
+            Err(Failure::NoNode) => return Ok(PredecessorNews::Missing),
             Err(failure) => return Err(self.config.acquisition_error(failure)),
         };
         Ok(match watch.await {
-            Event::Changed => Departure::Signalled,
-            Event::Deleted | Event::LookAgain => Departure::ListAgain,
+            Event::Changed => PredecessorNews::Signalled,
+            Event::Deleted | Event::LookAgain => PredecessorNews::ListAgain,
             // If the event is the end of the session, this wait never ends. The caller, which awaits the loss of our
             // node at the same time, ends the acquisition.
             Event::Over => std::future::pending().await,
@@ -261,15 +263,15 @@ impl PendingAcquisition<'_> {
     /// Checks our node and the predecessor's node at the ensemble's leader now and then, until one of the two is gone.
     /// Fails if our node is gone. The checks find a deletion whose event was lost. The first check is sent at once if
     /// the predecessor's node is not watched.
-    async fn check_in_intervals(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<Departure, Error> {
-        let (mut recheck, mut is_due) = (Recheck::new(self.entry.session()), !is_watched);
+    async fn until_gone_at_leader(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<PredecessorNews, Error> {
+        let (mut recheck, mut is_due) = (LeaderRecheck::new(self.entry.session()), !is_watched);
         loop {
             // The check is boxed, because a waiter's future is as large as its largest step, and most waiters only
             // pause in this loop.
             if is_due && Box::pin(self.is_gone_at_leader(predecessor)).await? {
-                return Ok(Departure::ListAgain);
+                return Ok(PredecessorNews::ListAgain);
             }
-            recheck.pause().await;
+            recheck.until_recheck_due().await;
             is_due = true;
         }
     }

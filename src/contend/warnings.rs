@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::observe::lock_paths::LockPaths;
 use crate::queue::member::Blockers;
-use crate::queue::mode::Aim;
+use crate::queue::mode::AcquisitionAim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::node::Node;
@@ -43,13 +43,13 @@ pub(crate) struct WaitWarnings {
 struct WaitingTable {
     next: u64,
     /// The acquisitions, by the time at which the warning is due.
-    waiting: BTreeMap<(Instant, u64), WarningEntry>,
+    waiting: BTreeMap<(Instant, u64), WaitingAcquisition>,
     /// Dropping this sender cancels the warning task.
     warning_task: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
-pub(crate) struct WarningEntry {
+pub(crate) struct WaitingAcquisition {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) node: Arc<Node>,
     pub(crate) label: Option<String>,
@@ -73,7 +73,7 @@ impl WaitWarnings {
     ///
     /// A background task logs the warning, because the acquisition's own future may not be polled any more. If its turn
     /// has come then, such an acquisition can block all contenders behind it, so this warning matters most.
-    pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: WarningEntry) -> WarningRegistration {
+    pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: WaitingAcquisition) -> WarningRegistration {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();
         let key = (due, table.next);
@@ -83,7 +83,7 @@ impl WaitWarnings {
         let has_task = table.warning_task.as_ref().is_some_and(|task| !task.is_closed());
         drop(table);
         if !has_task {
-            let task = spawn_cancellable(&session, warn_of_slow(Arc::downgrade(self)));
+            let task = spawn_cancellable(&session, warn_of_slow_waits(Arc::downgrade(self)));
             let before = self.table.lock().warning_task.replace(task);
             drop(before);
         }
@@ -101,16 +101,16 @@ impl WaitWarnings {
 
     /// Removes the acquisitions whose warning is due. Of those that still wait, returns the one that has waited
     /// longest, and the number of the others. `None` if none still waits.
-    fn take_due(&self) -> Option<(WarningEntry, usize)> {
+    fn take_due(&self) -> Option<(WaitingAcquisition, usize)> {
         let mut table = self.table.lock();
         let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
         let due = std::mem::replace(&mut table.waiting, later);
         drop(table);
-        let mut due = due.into_values().filter(WarningEntry::waits);
+        let mut due = due.into_values().filter(WaitingAcquisition::still_waits);
         Some((due.next()?, due.count()))
     }
 
-    pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
+    pub(crate) fn log_slow_wait(&self, aim: AcquisitionAim, label: Option<&str>, blockers: &Blockers, others: usize) {
         let (path, waited) = (&*self.paths.path, self.after.unwrap_or_default());
         let others = (others > 0).then_some(others);
         emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
@@ -118,14 +118,14 @@ impl WaitWarnings {
 
     /// Warns about one slow acquisition, unless it has stopped waiting meanwhile. `others` is the number of other slow
     /// acquisitions, which get no warning of their own.
-    async fn read_blockers_and_warn(&self, waiter: WarningEntry, others: usize) {
-        let WarningEntry { session, node, label, permits, .. } = &waiter;
+    async fn read_blockers_and_warn(&self, waiter: WaitingAcquisition, others: usize) {
+        let WaitingAcquisition { session, node, label, permits, .. } = &waiter;
         let me = &node.node_name();
         let look = async {
             let names = session.children(&self.paths.queue).await.ok()?;
             Some((turn::turn(me, &names), self.paths.read_blockers(session, &names, me).await))
         };
-        let found = retry::within(session.sleep(LOOK_UP), look).await.flatten();
+        let found = retry::run_until(session.sleep(LOOK_UP), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
         if let Some(permits) = permits.filter(|_| is_its_turn) {
             is_its_turn = matches!(self.paths.read_total_and_if_free(session, permits).await, Some((_, true)));
@@ -133,8 +133,8 @@ impl WaitWarnings {
         if is_its_turn {
             session.sleep(LOOK_UP).await;
         }
-        let aim = if permits.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
-        if is_its_turn && waiter.waits() {
+        let aim = if permits.is_some() { AcquisitionAim::Permit } else { AcquisitionAim::Lock(me.mode()) };
+        if is_its_turn && waiter.still_waits() {
             let (path, node, waited) = (&*self.paths.path, me.as_str(), self.after.unwrap_or_default());
             emit!(WARN,
                 path,
@@ -144,8 +144,8 @@ impl WaitWarnings {
                 ?waited,
                 "the turn of an acquisition has come, and its future is not polled: all behind it wait"
             );
-        } else if waiter.waits() {
-            self.warn(aim, label.as_deref(), &found.map(|(_, blockers)| blockers).unwrap_or_default(), others);
+        } else if waiter.still_waits() {
+            self.log_slow_wait(aim, label.as_deref(), &found.map(|(_, blockers)| blockers).unwrap_or_default(), others);
         }
     }
 }
@@ -163,16 +163,16 @@ impl Drop for WarningRegistration {
     }
 }
 
-impl WarningEntry {
+impl WaitingAcquisition {
     /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
-    fn waits(&self) -> bool {
+    fn still_waits(&self) -> bool {
         !self.node.is_held_even_if_lost() && !self.node.is_left()
     }
 }
 
 /// Warns about the slow acquisitions of one lock handle. Ends when no acquisition waits for its warning, or
 /// when the handle is gone.
-async fn warn_of_slow(warnings: Weak<WaitWarnings>) -> Option<()> {
+async fn warn_of_slow_waits(warnings: Weak<WaitWarnings>) -> Option<()> {
     // While the task sleeps, it has only a weak pointer to `WaitWarnings`.
     loop {
         let timer = warnings.upgrade().and_then(|it| Some(it.coordinator.sleep(it.time_until_next()?)))?;

@@ -195,7 +195,7 @@ impl KeptNodeUse {
     pub(crate) fn now_if_held(&self) -> Result<Moment, Loss> {
         match self.contender().now_if_held() {
             Some(now) => Ok(now),
-            None => self.contender().detect_loss().map_or_else(|| Ok(self.contender().now()), Err),
+            None => self.contender().detect_loss().map_or_else(|| Ok(self.contender().lease_now()), Err),
         }
     }
 
@@ -262,7 +262,7 @@ impl KeptNodeUse {
     /// dropped, the end of the use gives the node up.
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         self.is_changing = true;
-        self.contender().change_to_read().await?;
+        self.contender().downgrade_untraced().await?;
         self.is_changing = false;
         if let Some(trace) = self.trace.as_mut().and_then(Arc::get_mut) {
             trace.begin_read_hold(self.granted.hold.user_path(), self.granted.hold.node());
@@ -275,7 +275,7 @@ impl KeptNodeUse {
 
 impl Drop for KeptNodeUse {
     fn drop(&mut self) {
-        drop(self.end_share(Contender::now));
+        drop(self.end_share(Contender::lease_now));
     }
 }
 

@@ -126,7 +126,7 @@ fn kept_node_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> Acquisiti
     let options = AcquireOptions { label: first.options.label.clone(), ..AcquireOptions::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
     let shared = Arc::downgrade(kept);
-    all.on_entered = Some(Box::new(move |entry, asked| {
+    all.on_node_created = Some(Box::new(move |entry, asked| {
         if let Some(kept) = shared.upgrade() {
             kept.start_give_up_task(entry, asked);
         }

@@ -16,7 +16,7 @@ use crate::keep::uses::Uses;
 use crate::observe::lock_paths;
 use crate::observe::queue_view::QueueView;
 use crate::queue::member::Blockers;
-use crate::queue::mode::{Aim, Mode};
+use crate::queue::mode::{AcquisitionAim, Mode};
 use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
@@ -199,7 +199,7 @@ impl KeptNode {
     /// idle, gives the node up.
     fn record_grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
-        state.used = hold.now();
+        state.used = hold.lease_now();
         let path_label = Arc::clone(hold.node().path_label());
         state.granted = Some(Arc::new(GrantedNode { kept: Arc::clone(self), hold }));
         let is_closed = state.uses.is_closed;
@@ -307,7 +307,7 @@ impl KeptNode {
         }
         let hold = Arc::clone(&granted?.hold);
         if let (Some((Some(_counted), _)), Some(why)) = (parts, why) {
-            let (path, cause, idle_for) = (hold.user_path(), why.label(), hold.now().saturating_sub(used));
+            let (path, cause, idle_for) = (hold.user_path(), why.label(), hold.lease_now().saturating_sub(used));
             meter::increment_counter(names::KEPT_GIVEN_UP, Some(hold.node().path_label()), &[("cause", cause)]);
             emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }
@@ -458,7 +458,7 @@ async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -
         checks = if waits == first { checks + 1 } else { 1 };
         first = waits;
         if let (Some((_, mode)), true, Some(config)) = (waits, checks == CHECKS + 1, kept.config.upgrade()) {
-            config.warnings.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+            config.warnings.log_slow_wait(AcquisitionAim::Lock(mode), None, &kept.as_blockers(), others);
         }
     }
     std::future::pending().await

@@ -289,7 +289,7 @@ pub(crate) enum FoundRecord {
 impl FoundRecord {
     /// Reads the record of a job's last success at `path`.
     pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<FoundRecord, Failure> {
-        let node = retry::data(session, path, false).await?;
+        let node = retry::read_data(session, path, false).await?;
         Ok(match node {
             None => FoundRecord::None { is_there: false },
             Some((data, _)) if data.is_empty() => FoundRecord::None { is_there: true },

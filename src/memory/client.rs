@@ -85,7 +85,7 @@ impl Memory {
             return ConnectionState::Closed;
         }
         let session = self.newest_session().filter(|session| session.lease().ending().is_none());
-        match session.and_then(|session| session.lease().lost_since()) {
+        match session.and_then(|session| session.lease().disconnected_since()) {
             Some(since) => ConnectionState::Connecting { since, why: Some("the connection is cut".to_owned()) },
             None => ConnectionState::Connected,
         }

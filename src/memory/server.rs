@@ -330,7 +330,7 @@ impl World {
         // The lease ends before the deliveries are made, because another thread may be granted the lock as soon as
         // the world is unlocked.
         store.record_end(why);
-        fired.push(Box::new(move |_| store.end(why)));
+        fired.push(Box::new(move |_| store.record_end_and_report(why)));
         for watch in state.forgotten {
             fired.push(Box::new(move |_| _ = watch.send(Event::Over)));
         }
@@ -346,7 +346,10 @@ impl World {
         state.is_cut = true;
         // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits
         // for the connection before it asks again.
-        fired.extend([state.store_delivery(|it| it.steady(false)), state.store_delivery(|it| it.set_connected(false))]);
+        fired.extend([
+            state.store_delivery(|it| it.set_steady(false)),
+            state.store_delivery(|it| it.set_connected(false)),
+        ]);
         let withheld = state.withheld.take().into_iter().flatten();
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Delivery));
     }
@@ -354,7 +357,7 @@ impl World {
     pub(super) fn silence_server(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) {
             state.withheld.get_or_insert_default();
-            fired.push(state.store_delivery(|it| it.steady(false)));
+            fired.push(state.store_delivery(|it| it.set_steady(false)));
         }
     }
 
@@ -366,7 +369,7 @@ impl World {
         if let Some(why) = state.ended_as {
             return self.remove_session(session, why, fired);
         }
-        fired.push(state.store_delivery(|it| it.steady(true)));
+        fired.push(state.store_delivery(|it| it.set_steady(true)));
         state.is_cut = false;
         if state.leaves.is_none() {
             state.frozen.clear();
@@ -404,7 +407,7 @@ impl World {
     /// Returns `None` if the session may not leave its only server again.
     pub(super) fn leave_server(&mut self, session: i64, connection: u64, fired: &mut Vec<Delivery>) -> Option<bool> {
         let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
-        if state.store.connection() != connection {
+        if state.store.connection_number() != connection {
             return Some(false);
         }
         if let Some(leaves) = &mut state.leaves {
@@ -448,7 +451,7 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(withheld) = state.withheld.take() {
-            fired.push(state.store_delivery(|it| it.steady(true)));
+            fired.push(state.store_delivery(|it| it.set_steady(true)));
             fired.extend(withheld);
         }
     }

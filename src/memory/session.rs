@@ -38,7 +38,7 @@ impl MemorySession {
         // No moment of this clock is zero, because a lease stores zero as its end while it is not valid.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
-        store.steady(true);
+        store.set_steady(true);
         let id = ensemble.change_and_deliver(|world, _| world.open_session(&store));
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
@@ -159,7 +159,7 @@ impl Session for MemorySession {
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
         // A client relies on every task of its session, so a panic of one task ends the session.
-        self.ensemble.executor.spawn(Box::pin(retry::on_panic(task, move || {
+        self.ensemble.executor.spawn(Box::pin(retry::with_panic_handler(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change_and_deliver(|world, fired| world.end_session(id, Ending::Failed, fired));
             }

@@ -10,7 +10,7 @@ use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
 use crate::queue::metadata::{self, Metadata};
 use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, PERMITS, QUEUE, Room};
+use crate::queue::permits::{self, PERMITS, PermitRoom, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::session::presence::{self, NAMED, check_operation};
@@ -80,7 +80,9 @@ impl LockPaths {
         // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it
         // were left out, a held lock could seem to have waiters but no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
-            Some(node) => member_with_node_data(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+            Some(node) => {
+                member_with_node_data(member, dialect, session.is_session_of_process(node.1.ephemeral_owner), &node)
+            }
             None => member.clone(),
         });
         Ok(members.collect())
@@ -95,7 +97,7 @@ impl LockPaths {
         (taken, queued): (&[String], &[String]),
         permits: Option<u32>,
     ) -> Result<Queue, Failure> {
-        let turns = turn::turns(dialect, queued);
+        let turns = turn::all_turns(dialect, queued);
         let named: Vec<Member> =
             permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.member_in_queue(it, turn))).collect();
         let read = |some| call::ask_until_answered(session, move || self.read_members(session, dialect, some));
@@ -141,7 +143,7 @@ impl LockPaths {
             _ => (&self.queue, ahead.iter().take(NAMED).map(|&name| name.to_owned()).collect()),
         };
         let checks: Vec<_> = names.iter().map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
-        let gone = retry::within(session.sleep(session.timeout()), presence::failed_checks(session, &checks)).await;
+        let gone = retry::run_until(session.sleep(session.timeout()), presence::failed_checks(session, &checks)).await;
         let gone: Vec<_> = gone.unwrap_or_default().into_iter().map(|index| names[index].clone()).collect();
         let are_gone = !gone.is_empty();
         presence::leave_server_if_listed(session, directory, gone).await.map(|_| are_gone)
@@ -151,7 +153,7 @@ impl LockPaths {
     /// queue. Sends nothing.
     pub(crate) fn progress_from_names(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_and_length(me, names);
-        let ahead = turn::ahead_of(me, names);
+        let ahead = turn::names_ahead_of(me, names);
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
         let waiters = ahead_of_us.map(|it| self.member_in_queue(&it, &turn::turn_for_display(&it, names)));
         let first = permit_holders(taken).chain(waiters).take(NAMED).collect();
@@ -168,7 +170,7 @@ impl LockPaths {
         seen: Blockers,
     ) -> Blockers {
         let read =
-            retry::within(session.sleep(session.timeout()), self.read_members(session, dialect, &seen.first)).await;
+            retry::run_until(session.sleep(session.timeout()), self.read_members(session, dialect, &seen.first)).await;
         match read {
             Some(Ok(first)) => Blockers { first, ..seen },
             _ => seen,
@@ -186,8 +188,8 @@ impl LockPaths {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::default_if_no_node).ok()?;
         let number = number.await.map(Some).or_else(retry::default_if_no_node).ok()?;
-        let number = number.map_or(Ok(None), |(data, _)| permits::decode(&data)).ok()?;
-        let has_room = |number| permits::room(number, &names, wanted) == Ok(Room::Enough);
+        let number = number.map_or(Ok(None), |(data, _)| permits::decode_number(&data)).ok()?;
+        let has_room = |number| permits::find_permit_room(number, &names, wanted) == Ok(PermitRoom::Enough);
         Some((number, number.map_or(names.is_empty(), has_room)))
     }
 
@@ -195,7 +197,7 @@ impl LockPaths {
     /// timeout.
     async fn list_permit_nodes(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
-        let names = retry::within(session.sleep(session.timeout()), session.children(permits)).await;
+        let names = retry::run_until(session.sleep(session.timeout()), session.children(permits)).await;
         names.and_then(Result::ok).unwrap_or_default()
     }
 }
@@ -203,7 +205,7 @@ impl LockPaths {
 /// Returns the holders of permits, with only what the names of their nodes say. Leaves out malformed names.
 fn permit_holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| {
-        let by = permits::parse(name)?;
+        let by = permits::parse_permit_name(name)?;
         Some(Member {
             permits: Some(by.count),
             ..Member::from_node_name(name, Mode::Write, MemberState::Holds, by.host)
@@ -227,7 +229,7 @@ pub(crate) fn member_from_name(contender: &NodeName, turn: &Turn) -> Member {
 fn member_with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits, is_candidate } = match NodeName::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::new(&contender, Some(data)),
-        None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::parse(data) },
+        None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::parse_metadata(data) },
     };
     Member {
         permits: permits.filter(|_| dialect == Dialect::Native),

@@ -10,7 +10,7 @@ use tracing::field::{Empty, debug};
 use tracing::{Span, debug_span};
 
 use crate::error::error::Error;
-use crate::queue::mode::{Aim, Mode};
+use crate::queue::mode::{AcquisitionAim, Mode};
 use crate::session::node::Node;
 use crate::telemetry::log::{UserSpan, emit};
 use crate::telemetry::meter::{self, GaugeGuard, PathLabel};
@@ -38,7 +38,7 @@ impl AcquireTrace {
     /// wait. The gauge of waiters then counts each caller instead of this acquisition.
     pub(crate) fn begin(
         (path, metrics): (&str, &Arc<PathLabel>),
-        aim: Aim,
+        aim: AcquisitionAim,
         label: Option<&str>,
         is_for_several: bool,
     ) -> AcquireTrace {
@@ -62,7 +62,7 @@ impl AcquireTrace {
     }
 
     /// Records the token and the length of the wait, and begins the trace of the hold.
-    pub(crate) fn begin_hold(&self, aim: Aim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
+    pub(crate) fn begin_hold(&self, aim: AcquisitionAim, path: &str, label: Option<&str>, node: &Node) -> HoldTrace {
         self.record_span_field("token", node.token());
         self.wait.record_acquire_wait();
         let begin = |spans: &AcquireSpans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
@@ -86,13 +86,13 @@ impl Drop for AcquireSpans {
 
 /// Counts a grant. `kind` says how the contender learned of its turn; `"kept"` is a use of a node that was granted
 /// before.
-pub(crate) fn count_grant(aim: Aim, path: &PathLabel, kind: &'static str) {
+pub(crate) fn count_grant(aim: AcquisitionAim, path: &PathLabel, kind: &'static str) {
     meter::increment_counter(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
 }
 
 /// Logs that an acquisition failed. Also counts the failure if the error is [`Error::WouldBlock`] or
 /// [`Error::Timeout`].
-pub(crate) fn report_failed_acquire((path, metrics): (&str, &PathLabel), aim: Aim, error: &Error) {
+pub(crate) fn report_failed_acquire((path, metrics): (&str, &PathLabel), aim: AcquisitionAim, error: &Error) {
     let mode = &[("mode", meter::mode_label(aim))];
     match error {
         Error::WouldBlock { .. } => meter::increment_counter(names::WOULD_BLOCK, Some(metrics), mode),
@@ -127,7 +127,14 @@ impl HoldTrace {
     /// Ends the trace of a write hold, and begins the trace of the read hold that follows a downgrade.
     pub(crate) fn begin_read_hold(&mut self, path: &str, node: &Node) {
         let begin_read = |hold: &HoldSpan| {
-            HoldSpan::begin(Aim::Lock(Mode::Read), path, node, hold.label.as_deref(), &hold.caller, &hold.span)
+            HoldSpan::begin(
+                AcquisitionAim::Lock(Mode::Read),
+                path,
+                node,
+                hold.label.as_deref(),
+                &hold.caller,
+                &hold.span,
+            )
         };
         self.span = self.span.as_deref().map(begin_read).map(Box::new);
         self.gauge.change_mode_to_read();
@@ -135,7 +142,14 @@ impl HoldTrace {
 }
 
 impl HoldSpan {
-    fn begin(aim: Aim, path: &str, node: &Node, label: Option<&str>, caller: &UserSpan, after: &UserSpan) -> HoldSpan {
+    fn begin(
+        aim: AcquisitionAim,
+        path: &str,
+        node: &Node,
+        label: Option<&str>,
+        caller: &UserSpan,
+        after: &UserSpan,
+    ) -> HoldSpan {
         let (sequence, token) = (node.node_name().sequence(), node.token());
         let span = UserSpan::new(|| {
             let span =

@@ -185,7 +185,7 @@ impl Dialect {
     }
 
     /// Returns whether a lock's directory must stay when it is empty.
-    pub(crate) fn keeps_directories(self) -> bool {
+    pub(crate) fn must_keep_directories(self) -> bool {
         self == Dialect::Kazoo
     }
 
@@ -196,7 +196,7 @@ impl Dialect {
             return split_native(name);
         }
         let (tag, mode, sequence) = trailing_sequences(name).into_iter().flatten().find_map(|(before, sequence)| {
-            let (tag, mode) = self.split_mode(before)?;
+            let (tag, mode) = self.split_mode_marker(before)?;
             Some((tag, mode, sequence))
         })?;
         // A reader of Curator waits for every name that contains the marker of a writer, at any place. So each name
@@ -205,7 +205,7 @@ impl Dialect {
         Some((tag, Place { mode, sequence }))
     }
 
-    fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
+    fn split_mode_marker(self, before: &str) -> Option<(&str, Mode)> {
         let strip = |mode| before.strip_suffix(self.mode_marker(mode)).map(|tag| (tag, mode));
         match self {
             // In this dialect, only this library makes readers. Any other name with `lock-` and a number is that of a

@@ -43,7 +43,7 @@ impl Metadata {
 
     /// Returns a contender's metadata, from the name of its node, and from the node's `data` if the node could be read.
     pub(crate) fn new(contender: &NodeName, data: Option<&[u8]>) -> Metadata {
-        let in_data = data.map(parse).unwrap_or_default();
+        let in_data = data.map(parse_metadata).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
             // Only this library writes a process id. So if the data have one, the other fields are ours, too. A host
@@ -52,7 +52,7 @@ impl Metadata {
                 Some(_) => Metadata { host: String::new(), ..in_data },
                 None => in_data,
             },
-            (_, Some(data)) => read_foreign(data),
+            (_, Some(data)) => parse_foreign_data(data),
         }
     }
 }
@@ -63,7 +63,7 @@ pub(crate) fn field_line(field: &str, value: Option<impl Display>) -> String {
 }
 
 /// Parses the metadata in a node's data. Ignores unknown lines and invalid numbers.
-pub(crate) fn parse(data: &[u8]) -> Metadata {
+pub(crate) fn parse_metadata(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     Metadata {
@@ -78,7 +78,7 @@ pub(crate) fn parse(data: &[u8]) -> Metadata {
 /// Parses the data of another library's node. An IP address is taken as the host, because Curator writes the address of
 /// its machine. Other text is taken as the label, because kazoo writes the identifier that its user set. Ignores data
 /// that are empty, longer than 256 bytes, or not printable text.
-fn read_foreign(data: &[u8]) -> Metadata {
+fn parse_foreign_data(data: &[u8]) -> Metadata {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
         return Metadata::default();
@@ -123,11 +123,11 @@ pub(crate) fn record_path(directory: &str) -> String {
 }
 
 /// Returns the path of the lock whose record is at `path`. `None` if `path` does not look like the path of a record.
-pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
+pub(crate) fn lock_path_of_record(path: &str) -> Option<&str> {
     path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
 }
 
-pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
+pub(crate) fn encode_record(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
     let (pid, label) = (std::process::id(), field_line("label", label));
     format!("{HEADING}1\nhost={host}\npid={pid}\ntoken={token}\n{label}").into_bytes()
 }
@@ -137,7 +137,7 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
 pub fn parse_record(data: &[u8], at: SystemTime) -> Option<Record> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
-    let Metadata { host, pid, label, .. } = parse(data);
+    let Metadata { host, pid, label, .. } = parse_metadata(data);
     Some(Record { at: clamp_to_printable(at), host, pid, label, token })
 }
 
@@ -197,14 +197,14 @@ mod tests {
         let metadata = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None, is_candidate: false };
         let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
-        assert_eq!(parse(text.as_bytes()), metadata);
+        assert_eq!(parse_metadata(text.as_bytes()), metadata);
         let metadata = Metadata { permits: Some(3), is_candidate: true, ..metadata };
         let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(
             text,
             "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\ncandidate=yes\nlabel=migrate = v42\n"
         );
-        assert_eq!(parse(text.as_bytes()), metadata);
+        assert_eq!(parse_metadata(text.as_bytes()), metadata);
     }
 
     #[test]
@@ -224,13 +224,13 @@ mod tests {
 
     #[test]
     fn foreign_data_are_a_host_if_an_address_else_a_label() {
-        let read_as = |data| (read_foreign(data).host, read_foreign(data).label);
+        let read_as = |data| (parse_foreign_data(data).host, parse_foreign_data(data).label);
         assert_eq!(read_as(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
         assert_eq!(read_as(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
         let of_bytes = |count| "x".repeat(count);
         assert_eq!(read_as(of_bytes(256).as_bytes()), (String::new(), Some(of_bytes(256))));
         for data in [&b""[..], b"\xff\xfe", b"two\nlines", of_bytes(257).as_bytes(), of_bytes(1000).as_bytes()] {
-            assert_eq!(read_foreign(data), Metadata::default());
+            assert_eq!(parse_foreign_data(data), Metadata::default());
         }
     }
 
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn garbage_reads_as_empty_metadata() {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
-            assert_eq!(parse(data), Metadata::default());
+            assert_eq!(parse_metadata(data), Metadata::default());
         }
     }
 
@@ -260,8 +260,8 @@ mod tests {
     fn fuzzed_metadata_is_the_same_when_written_again() {
         let metadata = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
         fuzz(&[metadata, "10.1.2.3", "nightly report"], |data| {
-            let metadata = Metadata { pid: parse(data).pid.or(Some(7)), ..parse(data) };
-            assert_eq!(parse(&metadata.encode(UNIX_EPOCH)), metadata);
+            let metadata = Metadata { pid: parse_metadata(data).pid.or(Some(7)), ..parse_metadata(data) };
+            assert_eq!(parse_metadata(&metadata.encode(UNIX_EPOCH)), metadata);
             for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
                 let dialect = Dialect::of(name).unwrap();
                 let metadata = Metadata::new(&NodeName::parse_as(name, dialect).unwrap(), Some(data));
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn an_encoded_record_is_parsed_back() {
-        let text = record_text("web-1", Some("report = daily"), 4294967301);
+        let text = encode_record("web-1", Some("report = daily"), 4294967301);
         let pid = std::process::id();
         let expected = format!("zk-rwlock done 1\nhost=web-1\npid={pid}\ntoken=4294967301\nlabel=report = daily\n");
         assert_eq!(String::from_utf8(text.clone()).unwrap(), expected);
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_trailing_carriage_return_stays_in_the_text() {
-        let record = record_text("web-1\r", Some("report\r"), 7);
+        let record = encode_record("web-1\r", Some("report\r"), 7);
         let done = parse_record(&record, minutes(7)).unwrap();
         assert_eq!((&*done.host, done.label.as_deref(), done.token), ("web-1\r", Some("report\r"), Some(7)));
     }
@@ -307,12 +307,12 @@ mod tests {
     fn a_records_name_is_no_contenders_in_any_dialect() {
         for lock in ["/cron/report", "/a-WRITE-0000000007", "/x/__lock__0000000007", "/y/lock-0000000007"] {
             let path = record_path(lock);
-            assert_eq!(lock_of_record(&path), Some(lock));
+            assert_eq!(lock_path_of_record(&path), Some(lock));
             let name = path.rsplit('/').next().unwrap();
             assert_eq!(Dialect::of(name), None, "{name}");
             assert!(Dialect::ALL.iter().all(|dialect| dialect.foreign(name).is_none()), "{name}");
         }
-        assert_eq!((lock_of_record("/cron/report"), lock_of_record("/cron/.done")), (None, None));
+        assert_eq!((lock_path_of_record("/cron/report"), lock_path_of_record("/cron/.done")), (None, None));
     }
 
     #[test]
@@ -348,15 +348,15 @@ mod tests {
     #[test]
     fn a_fuzzed_record_is_the_same_when_written_again() {
         let samples = [
-            record_text("web-1", Some("report = daily"), 4294967301),
-            record_text("h", None, -1),
+            encode_record("web-1", Some("report = daily"), 4294967301),
+            encode_record("h", None, -1),
             b"zk-rwlock done 2".to_vec(),
         ];
         fuzz(&samples, |data| {
             let Some(done) = parse_record(data, minutes(7)) else { return };
             assert!(data.starts_with(HEADING.as_bytes()));
             let token = done.token.unwrap_or_default();
-            let again = parse_record(&record_text(&done.host, done.label.as_deref(), token), minutes(7)).unwrap();
+            let again = parse_record(&encode_record(&done.host, done.label.as_deref(), token), minutes(7)).unwrap();
             assert_eq!((again.host, again.label, again.token), (done.host, done.label, Some(token)));
         });
     }

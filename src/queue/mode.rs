@@ -43,16 +43,16 @@ impl fmt::Display for Mode {
 
 /// The purpose of an acquisition, as traces and metrics show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Aim {
+pub(crate) enum AcquisitionAim {
     Lock(Mode),
     Permit,
 }
 
-impl fmt::Display for Aim {
+impl fmt::Display for AcquisitionAim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Aim::Lock(mode) => mode.fmt(f),
-            Aim::Permit => f.pad("PERMIT"),
+            AcquisitionAim::Lock(mode) => mode.fmt(f),
+            AcquisitionAim::Permit => f.pad("PERMIT"),
         }
     }
 }

@@ -168,14 +168,14 @@ impl Tag {
     }
 
     /// Returns the name of the acquisition's node in this mode, without the sequence number, which the server appends.
-    pub(crate) fn prefix(&self, mode: Mode) -> String {
+    pub(crate) fn name_prefix(&self, mode: Mode) -> String {
         format!("{}{}", self.text, self.dialect.mode_marker(mode))
     }
 
     /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then,
     /// the number is -1, and [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
-    pub(crate) fn unnumbered(&self, mode: Mode) -> NodeName {
-        NodeName::new(self.prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
+    pub(crate) fn unnumbered_name(&self, mode: Mode) -> NodeName {
+        NodeName::new(self.name_prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
     }
 
     /// Returns whether `name` is the name of a node of this acquisition, in either mode.
@@ -203,11 +203,11 @@ mod tests {
 
     #[test]
     fn display_prints_the_name_and_modes_in_capitals() {
-        use crate::queue::mode::Aim;
+        use crate::queue::mode::AcquisitionAim;
         let name = "h~i-WRITE-0000000005";
         assert_eq!(NodeName::parse(name).unwrap().to_string(), name);
         assert_eq!([Mode::Read, Mode::Write].map(|mode| mode.to_string()), ["READ", "WRITE"]);
-        let aims = [Aim::Lock(Mode::Read), Aim::Lock(Mode::Write), Aim::Permit];
+        let aims = [AcquisitionAim::Lock(Mode::Read), AcquisitionAim::Lock(Mode::Write), AcquisitionAim::Permit];
         assert_eq!(aims.map(|aim| format!("{aim:>7}")), ["   READ", "  WRITE", " PERMIT"]);
     }
 

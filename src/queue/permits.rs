@@ -33,12 +33,12 @@ pub(crate) fn permit_node_name(owner: &str, count: u32) -> String {
 }
 
 /// Returns whether `name` is the name of a node of the permit holder `owner`.
-pub(crate) fn belongs_to(name: &str, owner: &str) -> bool {
+pub(crate) fn is_node_of_owner(name: &str, owner: &str) -> bool {
     name.rsplit_once(MARKER).is_some_and(|(it, _)| it == owner)
 }
 
 /// Parses the name of a permit holder's node. `None` if the name is not exactly as [`permit_node_name`] makes it.
-pub(crate) fn parse(name: &str) -> Option<PermitName<'_>> {
+pub(crate) fn parse_permit_name(name: &str) -> Option<PermitName<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;
     let (host, id) = owner.split_once('~')?;
     let is_sound = dialect::host_problem(host).is_none() && !id.is_empty();
@@ -50,23 +50,23 @@ pub(crate) fn parse(name: &str) -> Option<PermitName<'_>> {
 /// name is not a permit's.
 ///
 /// ```
-/// use zk_rwlock::coordinator::permits_of;
-/// assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-2"), Some(2));
-/// assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-02"), None);
+/// use zk_rwlock::coordinator::permits_in_name;
+/// assert_eq!(permits_in_name("web-1~k3v9x2ma-PERMIT-2"), Some(2));
+/// assert_eq!(permits_in_name("web-1~k3v9x2ma-PERMIT-02"), None);
 /// ```
-pub fn permits_of(name: &str) -> Option<u32> {
-    parse(name).map(|by| by.count)
+pub fn permits_in_name(name: &str) -> Option<u32> {
+    parse_permit_name(name).map(|by| by.count)
 }
 
 /// Returns the number of permits that the nodes with these names take.
 ///
 /// # Errors
 /// Returns the first malformed name in text order.
-pub(crate) fn count_taken(names: &[String]) -> Result<u64, &str> {
+pub(crate) fn count_taken_permits(names: &[String]) -> Result<u64, &str> {
     let mut taken = 0;
     let mut doubtful: Option<&str> = None;
     for name in names {
-        match parse(name) {
+        match parse_permit_name(name) {
             Some(by) => taken += u64::from(by.count),
             None => doubtful = Some(doubtful.map_or(name, |first| first.min(name))),
         }
@@ -76,7 +76,7 @@ pub(crate) fn count_taken(names: &[String]) -> Result<u64, &str> {
 
 /// Whether a request for permits can be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum PermitRoom {
     Enough,
     /// The request has to wait until other holders have given permits back.
     Short,
@@ -88,18 +88,18 @@ pub(crate) enum Room {
 /// exist.
 ///
 /// # Errors
-/// The errors of [`count_taken`].
-pub(crate) fn room(number: u32, names: &[String], wanted: u32) -> Result<Room, &str> {
-    let taken = count_taken(names)?;
+/// The errors of [`count_taken_permits`].
+pub(crate) fn find_permit_room(number: u32, names: &[String], wanted: u32) -> Result<PermitRoom, &str> {
+    let taken = count_taken_permits(names)?;
     Ok(match wanted {
-        _ if wanted > number => Room::Never,
-        _ if taken + u64::from(wanted) <= u64::from(number) => Room::Enough,
-        _ => Room::Short,
+        _ if wanted > number => PermitRoom::Never,
+        _ if taken + u64::from(wanted) <= u64::from(number) => PermitRoom::Enough,
+        _ => PermitRoom::Short,
     })
 }
 
 /// Returns the data of the node of a semaphore that has this number of permits.
-pub(crate) fn encode(number: u32) -> Vec<u8> {
+pub(crate) fn encode_number(number: u32) -> Vec<u8> {
     format!("{NUMBER}{number}").into_bytes()
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn encode(number: u32) -> Vec<u8> {
 ///
 /// # Errors
 /// The data are not a number of permits. The error contains their first 40 characters.
-pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
+pub(crate) fn decode_number(data: &[u8]) -> Result<Option<u32>, String> {
     let text = String::from_utf8_lossy(data);
     let text = text.strip_suffix('\n').unwrap_or(&text);
     if text.is_empty() {
@@ -119,11 +119,11 @@ pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
 }
 
 /// Returns whether data of this length may be a number of permits.
-pub(crate) fn may_be_number(length: usize) -> bool {
-    (NUMBER.len() + 1..=encode(u32::MAX).len() + 1).contains(&length)
+pub(crate) fn may_be_number_length(length: usize) -> bool {
+    (NUMBER.len() + 1..=encode_number(u32::MAX).len() + 1).contains(&length)
 }
 
-/// Parses a positive number only in the spelling that [`encode`] writes, so that each number has one spelling.
+/// Parses a positive number only in the spelling that [`encode_number`] writes, so that each number has one spelling.
 fn parse_positive(digits: &str) -> Option<u32> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|_| is_plain)
@@ -141,11 +141,11 @@ mod tests {
     #[test]
     fn a_permit_name_is_parsed_back() {
         for (owner, host, count) in [("web-1~k3v9x2ma", "web-1", 1), ("a-PERMIT-3~x", "a-PERMIT-3", u32::MAX)] {
-            assert_eq!(parse(&permit_node_name(owner, count)), Some(PermitName { host, count }));
+            assert_eq!(parse_permit_name(&permit_node_name(owner, count)), Some(PermitName { host, count }));
             assert!(
-                belongs_to(&permit_node_name(owner, count), owner)
-                    && !belongs_to(&permit_node_name(owner, count), host)
-                    && !belongs_to(owner, owner)
+                is_node_of_owner(&permit_node_name(owner, count), owner)
+                    && !is_node_of_owner(&permit_node_name(owner, count), host)
+                    && !is_node_of_owner(owner, owner)
             );
         }
     }
@@ -153,55 +153,59 @@ mod tests {
     #[test]
     fn malformed_permit_names_are_rejected() {
         for name in ["", "h~a", "h~a-PERMIT-", "h~a-PERMIT-0", "h~a-PERMIT-01", "h~a-PERMIT-+1", "h~a-PERMIT--1"] {
-            assert_eq!(parse(name), None, "{name:?}");
+            assert_eq!(parse_permit_name(name), None, "{name:?}");
         }
         for name in ["h-PERMIT-1", "~a-PERMIT-1", "h~-PERMIT-1", "h~a~b-PERMIT-1", "h~a b-PERMIT-1", "é~a-PERMIT-1"] {
-            assert_eq!(parse(name), None, "{name:?}");
+            assert_eq!(parse_permit_name(name), None, "{name:?}");
         }
         for name in ["h~a-PERMIT-1x", "h~a-permit-1", "h~a-PERMIT-4294967296", "h~a-PERMIT-1 ", "h~a-READ-0000000001"] {
-            assert_eq!(parse(name), None, "{name:?}");
+            assert_eq!(parse_permit_name(name), None, "{name:?}");
         }
     }
 
     #[test]
     fn permits_are_counted_unless_a_name_is_malformed() {
         let three = names(["a~1-PERMIT-1", "b~2-PERMIT-2"]);
-        assert_eq!(count_taken(&three), Ok(3));
-        for (number, wanted, expected) in
-            [(4, 1, Room::Enough), (3, 1, Room::Short), (4, 2, Room::Short), (2, 1, Room::Short), (2, 3, Room::Never)]
-        {
-            assert_eq!(room(number, &three, wanted), Ok(expected), "{wanted} of {number}");
+        assert_eq!(count_taken_permits(&three), Ok(3));
+        for (number, wanted, expected) in [
+            (4, 1, PermitRoom::Enough),
+            (3, 1, PermitRoom::Short),
+            (4, 2, PermitRoom::Short),
+            (2, 1, PermitRoom::Short),
+            (2, 3, PermitRoom::Never),
+        ] {
+            assert_eq!(find_permit_room(number, &three, wanted), Ok(expected), "{wanted} of {number}");
         }
-        assert_eq!(room(u32::MAX, &[], u32::MAX), Ok(Room::Enough));
-        assert_eq!(room(u32::MAX, &names(["a~1-PERMIT-4294967295"]), 1), Ok(Room::Short));
-        assert_eq!(room(9, &names(["z", "a~1-PERMIT-1", "b"]), 1), Err("b"));
+        assert_eq!(find_permit_room(u32::MAX, &[], u32::MAX), Ok(PermitRoom::Enough));
+        assert_eq!(find_permit_room(u32::MAX, &names(["a~1-PERMIT-4294967295"]), 1), Ok(PermitRoom::Short));
+        assert_eq!(find_permit_room(9, &names(["z", "a~1-PERMIT-1", "b"]), 1), Err("b"));
     }
 
     #[test]
     fn only_an_encoded_number_is_decoded() {
-        assert_eq!(decode(&encode(10)), Ok(Some(10)));
-        assert_eq!(decode(b"permits=7\n"), Ok(Some(7)), "an editor appends a newline");
-        assert_eq!(decode(b""), Ok(None));
+        assert_eq!(decode_number(&encode_number(10)), Ok(Some(10)));
+        assert_eq!(decode_number(b"permits=7\n"), Ok(Some(7)), "an editor appends a newline");
+        assert_eq!(decode_number(b""), Ok(None));
         for data in ["permits=", "permits=0", "permits=07", "permits=-1", "permits=4294967296", "7", "permits=7 "] {
-            assert_eq!(decode(data.as_bytes()), Err(data.to_owned()));
+            assert_eq!(decode_number(data.as_bytes()), Err(data.to_owned()));
         }
-        assert_eq!(decode(&[0xff; 999]).unwrap_err().chars().count(), 40);
+        assert_eq!(decode_number(&[0xff; 999]).unwrap_err().chars().count(), 40);
     }
 
     #[test]
     fn a_fuzzed_permit_name_is_rejected_or_parsed_back() {
         fuzz_text(&["web-1~k3v9x2ma-PERMIT-2", "a-PERMIT-3~x-PERMIT-4294967295"], |text| {
-            let Some(PermitName { host, count }) = parse(text) else { return };
+            let Some(PermitName { host, count }) = parse_permit_name(text) else { return };
             let (owner, _) = text.rsplit_once(MARKER).unwrap();
             assert_eq!((permit_node_name(owner, count).as_str(), owner.starts_with(host)), (text, true));
-            assert_eq!(count_taken(&[text.to_owned()]), Ok(count.into()));
+            assert_eq!(count_taken_permits(&[text.to_owned()]), Ok(count.into()));
         });
     }
 
     #[test]
     fn fuzzed_data_are_rejected_or_decoded_exactly() {
-        fuzz(&["permits=10", "permits=4294967295\n", ""], |data| match decode(data) {
-            Ok(Some(number)) => assert_eq!(data.strip_suffix(b"\n").unwrap_or(data), encode(number)),
+        fuzz(&["permits=10", "permits=4294967295\n", ""], |data| match decode_number(data) {
+            Ok(Some(number)) => assert_eq!(data.strip_suffix(b"\n").unwrap_or(data), encode_number(number)),
             Ok(None) => assert!(data.is_empty() || data == b"\n"),
             Err(text) => assert!(text.chars().count() <= 40),
         });
@@ -209,7 +213,7 @@ mod tests {
 
     #[test]
     fn permits_of_reads_the_count_in_a_name() {
-        assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-2"), Some(2));
-        assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-02"), None);
+        assert_eq!(permits_in_name("web-1~k3v9x2ma-PERMIT-2"), Some(2));
+        assert_eq!(permits_in_name("web-1~k3v9x2ma-PERMIT-02"), None);
     }
 }

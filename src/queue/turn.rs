@@ -75,7 +75,7 @@ where
 
 /// Returns the result of [`turn`], and the name of a [foreign](Dialect::foreign) contender if there is one: the first
 /// in text order. If there is one, the turn has no meaning, because the rules of the foreign contender may differ.
-pub(crate) fn turn_and_foreign<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
+pub(crate) fn turn_and_foreign_name<'q>(me: &NodeName, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let note_foreign = |name: &'q String| {
         if me.dialect().foreign(name).is_some() && foreign.is_none_or(|first| &name[..] < first) {
@@ -175,8 +175,8 @@ pub(crate) fn first_foreign(dialect: Dialect, queue: &[String]) -> Option<&str> 
 }
 
 /// Returns the names of the contenders that `me` waits for, in the order of arrival.
-pub(crate) fn ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
-    in_order(me.dialect(), queue, |other| blocks(other, me.place()))
+pub(crate) fn names_ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
+    names_in_order(me.dialect(), queue, |other| blocks(other, me.place()))
 }
 
 /// Returns the place of `me` in the queue, counted from 1, and the number of contenders in the queue. The place counts
@@ -193,13 +193,13 @@ pub(crate) fn place_and_length(me: &NodeName, queue: &[String]) -> (usize, usize
 /// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
 pub(crate) fn first_excluded_waiter(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
     let is_kept_out = |other: Place| has_left || other.sequence > me.sequence() && other.mode.excludes(me.mode());
-    let kept_out = in_order(me.dialect(), queue, is_kept_out);
+    let kept_out = names_in_order(me.dialect(), queue, is_kept_out);
     kept_out.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
 /// Returns all contenders in the order of arrival, each with its turn as [`turn_for_display`] decides it.
-pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)> {
-    let ordered = in_order(dialect, queue, |_| true).into_iter();
+pub(crate) fn all_turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Turn)> {
+    let ordered = names_in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<NodeName> = ordered.filter_map(|name| NodeName::parse_as(name, dialect)).collect();
     let (mut last, mut last_write): (Option<&NodeName>, Option<&NodeName>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
@@ -226,7 +226,7 @@ fn blocks(other: Place, mine: Place) -> bool {
     other.sequence < mine.sequence && other.mode.excludes(mine.mode)
 }
 
-fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
+fn names_in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
@@ -247,7 +247,7 @@ pub struct Waiter<C> {
     /// The predecessor that the contender waits for.
     awaited: Option<Predecessor>,
     /// The name of the predecessor's node, if the server has listed the node and then said that it does not exist.
-    /// `None` again after the next [`Departure`], or once there is another predecessor.
+    /// `None` again after the next [`PredecessorNews`], or once there is another predecessor.
     missing: Option<Arc<str>>,
     /// Whether a listing has shown a predecessor.
     has_waited: bool,
@@ -277,7 +277,7 @@ pub struct Predecessor {
 /// What a listing has shown that makes the waiter give up if the ensemble's leader confirms it. The leader is asked,
 /// because the server of the listing may lag behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum ListingClaim {
     /// The waiter's own node is not in the queue.
     Unlisted,
     /// The node of this name has the same number as the waiter's own node.
@@ -288,7 +288,7 @@ pub enum Claim {
 
 /// What a waiter has learned about its predecessor's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
+pub enum PredecessorNews {
     /// The node's data changed. In the native dialect, this is how a writer signals its release.
     Signalled,
     /// The node was deleted, or may have changed while no event could come. The waiter has to list the directory again.
@@ -304,7 +304,7 @@ pub enum Step {
     /// List the directory.
     List,
     /// Ask the ensemble's leader whether what the last listing showed is true.
-    AskLeader(Claim),
+    AskLeader(ListingClaim),
     /// Watch the predecessor's node, and wait for an event.
     Await {
         /// The contender to wait for.
@@ -356,7 +356,7 @@ impl Grant {
     }
 
     /// Returns the name of the node whose hand-off is not confirmed yet, if there is one.
-    pub(crate) fn unconfirmed_predecessor(&self) -> Option<&Arc<str>> {
+    pub(crate) fn predecessor_to_confirm(&self) -> Option<&Arc<str>> {
         if let Grant::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
     }
 }
@@ -381,19 +381,19 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     /// Returns the next step after the directory was listed, as [`Step::List`] requires. `names` are the names in the
     /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about
     /// to give them up.
-    pub fn listed(&mut self, names: &[String], closing: &[String]) -> Step {
-        let (turn, foreign) = turn_and_foreign(self.me.borrow(), names);
+    pub fn next_after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
+        let (turn, foreign) = turn_and_foreign_name(self.me.borrow(), names);
         match (turn, foreign) {
-            (Turn::Evicted, _) => Step::AskLeader(Claim::Unlisted),
+            (Turn::Evicted, _) => Step::AskLeader(ListingClaim::Unlisted),
             (_, Some(name)) => Step::Foreign(name.to_owned()),
-            (Turn::Stuck(Some(rival)), None) => Step::AskLeader(Claim::Rival(rival)),
+            (Turn::Stuck(Some(rival)), None) => Step::AskLeader(ListingClaim::Rival(rival)),
             (Turn::Stuck(None), None) => Step::Stuck(None),
             (Turn::Granted, None) if self.has_waited => Step::Take(Grant::Look),
             (Turn::Granted, None) => Step::Take(Grant::AtOnce),
             (Turn::Behind(nearest), None) => {
                 self.has_waited = true;
                 if self.must_not_wait() {
-                    return Step::AskLeader(Claim::Ahead);
+                    return Step::AskLeader(ListingClaim::Ahead);
                 }
                 let is_kept = match nearest.mode() {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
@@ -414,36 +414,36 @@ impl<C: Borrow<NodeName>> Waiter<C> {
 
     /// Returns the next step after the ensemble's leader was asked about `claim`, as [`Step::AskLeader`] requires.
     /// `differs` says whether the leader contradicts the listing.
-    pub fn leader_answered(&mut self, claim: Claim, differs: bool) -> Step {
+    pub fn next_after_leader_answer(&mut self, claim: ListingClaim, differs: bool) -> Step {
         match claim {
             _ if differs => Step::List,
-            Claim::Unlisted => Step::Evicted,
-            Claim::Rival(rival) => Step::Stuck(Some(rival)),
-            Claim::Ahead => Step::WouldBlock,
+            ListingClaim::Unlisted => Step::Evicted,
+            ListingClaim::Rival(rival) => Step::Stuck(Some(rival)),
+            ListingClaim::Ahead => Step::WouldBlock,
         }
     }
 
     /// Returns the next step after the predecessor's node has changed or is gone. This ends [`Step::Await`] and
     /// [`Step::AwaitAtLeader`].
-    pub fn departed(&mut self, departure: Departure) -> Step {
+    pub fn next_after_news(&mut self, news: PredecessorNews) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         let was_missing = self.missing.take().is_some();
-        match departure {
+        match news {
             // In the native dialect, a writer changes its node only after its turn has come, in the transaction that
             // deletes the node. So no earlier contender is left. Because another client may have forged the change, the
             // grant is checked later. In another dialect, any client may change a node for any reason.
-            Departure::Signalled if self.signals_release && predecessor.mode == Mode::Write => {
+            PredecessorNews::Signalled if self.signals_release && predecessor.mode == Mode::Write => {
                 Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
             }
-            Departure::Missing if was_missing => {
+            PredecessorNews::Missing if was_missing => {
                 self.awaited = Some(predecessor.clone());
                 Step::AwaitAtLeader(predecessor)
             }
-            Departure::Missing => {
+            PredecessorNews::Missing => {
                 self.missing = Some(predecessor.name);
                 Step::List
             }
-            Departure::Signalled | Departure::ListAgain => Step::List,
+            PredecessorNews::Signalled | PredecessorNews::ListAgain => Step::List,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
 use crate::observe::trace;
 use crate::queue::metadata::{self, NowRange, Record, clamp_to_printable};
-use crate::queue::mode::{Aim, Mode};
+use crate::queue::mode::{AcquisitionAim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
 use crate::session::request::Failure;
@@ -152,7 +152,7 @@ impl Guard for Work {
     fn acquire((lock, period): Self::Source, options: AcquireOptions) -> Granting<Work> {
         Granting::new(async move {
             let (config, label) = (Arc::clone(&lock.config), options.label.clone());
-            let aim = Aim::Lock(Mode::Write);
+            let aim = AcquisitionAim::Lock(Mode::Write);
             check_once_options(&lock, period).inspect_err(|error| {
                 trace::report_failed_acquire((&config.directory, &config.path_label), aim, error)
             })?;
@@ -197,14 +197,14 @@ async fn check_if_due(
             let last = if let FoundRecord::Done(last, _) = twin.map_err(refused)? { Some(last) } else { None };
             // This client's server may not show a new record yet, so the ensemble's leader is asked.
             let is_there = match last {
-                Some(_) => hold.run_while_held(presence::is_there(session, &path, None)).await? == Ok(true),
+                Some(_) => hold.run_while_held(presence::exists_at_leader(session, &path, None)).await? == Ok(true),
                 None => false,
             };
             (last, is_there)
         }
         FoundRecord::Done(last, _) => (Some(last), true),
     };
-    let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
+    let (creation, at) = (hold.node().read(NodeState::creation_times), hold.lease_now());
     let now =
         NowRange::from_elapsed(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
     let Some(last) = last.filter(|last| now.may_be_within(period, last.at)) else {
@@ -305,7 +305,7 @@ impl OnceGuard {
     /// ```
     pub async fn done(&self) -> Result<(), Error> {
         let (path, text) =
-            (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
+            (self.record(), metadata::encode_record(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
         let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_path(&path));
         // One transaction writes the record and `twin`, the node with a copy of the record. If this client may not

@@ -544,7 +544,7 @@ impl Semaphore {
 async fn read_queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = read_permit_count(state, "read the queue of", is_synced).await?.or(state.known_number());
     let (queue, taken) = state.config.read_queue_and_permits(is_synced, number).await?;
-    if let Err(name) = permits::count_taken(&taken) {
+    if let Err(name) = permits::count_taken_permits(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
     }
     number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
@@ -574,7 +574,7 @@ async fn read_permit_count(
     is_synced: bool,
 ) -> Result<Option<u32>, Error> {
     let read = run_with_retries(state, operation, |session| async move {
-        let node = retry::data(&session, state.config.user_path(), is_synced).await?;
+        let node = retry::read_data(&session, state.config.user_path(), is_synced).await?;
         Ok(node.map_or(Ok(None), |(data, _)| state.parse_number(&data))?)
     });
     read.await
@@ -590,13 +590,13 @@ async fn set_permits(state: &SemaphoreState, permits: u32) -> Result<(), Error> 
 async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), WorkError> {
     let (session, path) = (&session, state.config.user_path());
     loop {
-        let node = retry::data(session, path, true).await?;
+        let node = retry::read_data(session, path, true).await?;
         let twin = state.read_twin(session).await?;
         // If the data is no number, and there is no directory of permits, the node may belong to another program. So
         // its data is not overwritten, and the call fails.
         if let Some((data, _)) = &node
             && let Err(error) = state.parse_number(data)
-            && retry::data(session, &state.taken, false).await?.is_none()
+            && retry::read_data(session, &state.taken, false).await?.is_none()
         {
             return Err(error.into());
         }
@@ -643,12 +643,12 @@ async fn try_to_remove_semaphore(
     session: Arc<dyn Session>,
 ) -> Result<(Option<u32>, bool), WorkError> {
     let (session, path) = (&session, state.config.user_path());
-    let node = retry::data(session, path, true).await?;
+    let node = retry::read_data(session, path, true).await?;
     let twin = state.read_twin(session).await?;
     let number = node.as_ref().map_or(Ok(None), |(data, _)| state.parse_number(data))?;
     let of_twin = if let TwinContent::Number(was) = twin { Some(was) } else { None };
     let Some(number) = number.or(of_twin) else { return Ok((None, true)) };
-    let children = retry::until_known(session, || session.children(path)).await;
+    let children = retry::repeat_until_known(session, || session.children(path)).await;
     let children = children.or_else(retry::default_if_no_node)?;
     let delete = |path: String| Operation::Delete { path, version: None };
     let (own, others): (Vec<_>, Vec<_>) = children.iter().partition(|name| *name == QUEUE || *name == PERMITS);
@@ -663,7 +663,7 @@ async fn try_to_remove_semaphore(
     if twin != TwinContent::Missing {
         operations.push(delete(metadata::twin_path(path)));
     }
-    match retry::until_known(session, || session.transact(&operations)).await {
+    match retry::repeat_until_known(session, || session.transact(&operations)).await {
         Ok(_) => Ok((Some(number), true)),
         Err(Failure::Operation { failure, .. }) => match *failure {
             Failure::NotEmpty | Failure::NoNode | Failure::BadVersion => Ok((Some(number), false)),

@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use crate::queue::permits::permits_of;
+use crate::queue::permits::permits_in_name;
 use crate::session::lease::Lease;
 use crate::session::request::{
-    self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
+    self, Created, Ending, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
 };
 use crate::session::store::SessionStore;
 
 /// A check of the node at `path` creates a temporary node, and deletes it again. Returns the directory for this
 /// temporary node. Usually this is the directory of `path`. For a permit of a semaphore, this is the parent of that
 /// directory, because a node with any other name among the permits makes every count of the permits fail.
-pub(crate) fn directory_for_check_node(path: &str) -> &str {
+pub(crate) fn parent_for_check_node(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
-    if permits_of(name).is_some() { request::parent(directory) } else { directory }
+    if permits_in_name(name).is_some() { request::parent_path(directory) } else { directory }
 }
 
 /// A client of an ensemble: [`ZooKeeper`](crate::ZooKeeper), or [`Memory`](crate::Memory) for tests. Locks, semaphores
@@ -171,9 +171,10 @@ impl SessionSlot {
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`], [`Failure::Diverged`] and [`Failure::Over`] say
 ///     that the request may or may not have been carried out. Every other failure says that it was not carried out.
 /// 11. **The store** ([`Session::store`]) gets a call for each of these events. The session
-///     [began](SessionStore::began). A request was certainly [answered](SessionStore::record_answer), or a quorum has
-///     [acknowledged](SessionStore::acknowledged) it. The [connection](SessionStore::set_connected) was lost or is
-///     back. A handshake has [resumed](SessionStore::resumed) the session. The session is [over](SessionStore::end).
+///     [began](SessionStore::record_begin). A request was certainly [answered](SessionStore::record_answer), or a
+///     quorum has [acknowledged](SessionStore::record_quorum_answer) it. The [connection](SessionStore::set_connected)
+///     was lost or is back. A handshake has [resumed](SessionStore::record_resume) the session. The session is
+///     [over](SessionStore::record_end_and_report).
 /// 12. **A server is left** by [`Session::leave_server`], which closes the connection. The session goes on at another
 ///     server, if one answers.
 /// 13. **A session is called without a mutex.** The library holds none of its mutexes while it calls a method of a
@@ -189,7 +190,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// Returns whether the session with this id belongs to this process, as far as the backend knows. The default
     /// implementation knows no session but this one.
-    fn is_own(&self, session: i64) -> bool {
+    fn is_session_of_process(&self, session: i64) -> bool {
         session == self.id()
     }
 
@@ -250,8 +251,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the data and stat of each of these nodes, and `None` for a node that does not exist, or that this client
     /// may not read. The default implementation sends one request for each node.
-    fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
-        request::join_readable(paths.iter().map(|path| self.data(path)).collect())
+    fn data_of_each(&self, paths: &[String]) -> Reply<NodeContents> {
+        request::join_readable_replies(paths.iter().map(|path| self.data(path)).collect())
     }
 
     /// Arms a one-shot watch on an existing node.
@@ -303,9 +304,9 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Carries out all operations or none. If an operation fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Closes the connection with this [number](SessionStore::connection), because its server and the ensemble's leader
-    /// do not agree about `node`. The session goes on at another server. Returns `false` if that connection is lost
-    /// already.
+    /// Closes the connection with this [number](SessionStore::connection_number), because its server and the ensemble's
+    /// leader do not agree about `node`. The session goes on at another server. Returns `false` if that connection is
+    /// lost already.
     ///
     /// Fails with [`Failure::Diverged`] if no other server may be tried. The default implementation always fails. A
     /// ZooKeeper client leaves an address at most once in ten minutes. If the client knows only one address, it leaves

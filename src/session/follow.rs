@@ -1,5 +1,5 @@
 //! Watches a node on one session after another ([`watch_across_sessions`]). Copies of shared values and observers of
-//! elections use this. [`until_may_exist`] waits for a node that does not exist yet.
+//! elections use this. [`until_node_may_exist`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::{Coordinator, Session, SessionSlot};
-use crate::session::presence::{self, Recheck, fail_if_over};
+use crate::session::presence::{self, LeaderRecheck, fail_if_session_ended};
 use crate::session::request::Failure;
 use crate::session::retry;
 
@@ -15,7 +15,7 @@ use crate::session::retry;
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The node or directory that [`watch_across_sessions`] watches.
-pub(crate) trait Followed: Sync {
+pub(crate) trait FollowedNode: Sync {
     /// Returns the client, or `None` if the node or directory need not be watched any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
@@ -23,21 +23,21 @@ pub(crate) trait Followed: Sync {
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
     /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for [`Failure::Unknown`] or
-    /// [`Failure::Unreachable`], or when [`Followed::watch`] fails because its session is over. If the failure is
+    /// [`Failure::Unreachable`], or when [`FollowedNode::watch`] fails because its session is over. If the failure is
     /// [`Failure::Over`], [`watch_across_sessions`] then returns.
     fn report_failure(&self, failure: Failure);
 }
 
-/// Watches the node or directory of `it` until [`Followed::coordinator`] returns `None`, or until
+/// Watches the node or directory of `it` until [`FollowedNode::coordinator`] returns `None`, or until
 /// [`Coordinator::session_slot`] fails because the client is closed or its credentials were refused.
-pub(crate) async fn watch_across_sessions(it: &impl Followed) {
+pub(crate) async fn watch_across_sessions(it: &impl FollowedNode) {
     let mut session_slot: Option<SessionSlot> = None;
     loop {
         let failure = match &session_slot {
             Some(on) => {
                 let Err(failure) = it.watch(on.session()).await;
                 if let Failure::Over(_) = failure {
-                    wait_until_known_to_be_over(on.session()).await;
+                    until_end_recorded(on.session()).await;
                     session_slot = None;
                     continue;
                 }
@@ -66,22 +66,22 @@ pub(crate) async fn watch_across_sessions(it: &impl Followed) {
 
 /// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. A request
 /// may fail a moment before the end is recorded. In between, the coordinator would return the same session again.
-pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
-    let _ending = retry::within(session.sleep(session.timeout() / 20), session.until_over()).await;
+pub(crate) async fn until_end_recorded(session: &Arc<dyn Session>) {
+    let _ending = retry::run_until(session.sleep(session.timeout() / 20), session.until_over()).await;
 }
 
-/// A pause before [`until_may_exist`] returns, so that a caller that calls it again at once does not repeat the
+/// A pause before [`until_node_may_exist`] returns, so that a caller that calls it again at once does not repeat the
 /// requests in a tight loop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until the node at `path` may exist, or for [`PAUSE`] after a failure. Fails only if the session is over.
 /// Watches the children of the nearest ancestor that exists, because [`Session::watch`] fails for a missing node.
-pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
-    let (mut wanted, mut look) = (path, Recheck::new(session));
+pub(crate) async fn until_node_may_exist(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
+    let (mut wanted, mut look) = (path, LeaderRecheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
-        match retry::until_known(session, || session.watch_children(directory)).await {
+        match retry::repeat_until_known(session, || session.watch_children(directory)).await {
             // Either the node `name` was created just now, or a faulty server lists the node but answers reads of the
             // node with `NoNode`. For the second case, the pause keeps the caller from a tight loop.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
@@ -92,7 +92,7 @@ pub(crate) async fn until_may_exist(session: &Arc<dyn Session>, path: &str) -> R
                 drop(names);
                 tokio::select! {
                     biased;
-                    event = change => fail_if_over(session, event).await?,
+                    event = change => fail_if_session_ended(session, event).await?,
                     // The ensemble's leader has the node at `path`, although no event has come. If this session's
                     // server still lacks the node, the session moves to another server, if there is one.
                     () = look.until_leader_answers(path, true) => {

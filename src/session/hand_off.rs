@@ -17,7 +17,7 @@ use crate::session::listing;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{RetryLimit, default_if_no_node, repeat};
+use crate::session::retry::{RetryLimit, default_if_no_node, repeat_within_limit};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
@@ -90,10 +90,10 @@ impl SessionStore {
 /// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows. If a
 /// contender is left whose sequence number is at most that of `path`, the granted contenders lose the lock. If no such
 /// contender is left, the hand-off is confirmed. If a request fails, nothing is decided.
-pub(super) async fn check(session: Weak<dyn Session>, path: Arc<str>) {
+pub(super) async fn check_hand_off(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut survivor = match repeat(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
-        Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
+    let mut survivor = match repeat_within_limit(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
+        Ok(_) => presence::first_existing(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     };
@@ -127,9 +127,9 @@ pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl Into
 /// or `None` if there is no such contender.
 async fn find_contender_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let listed = repeat(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
+    let listed = repeat_within_limit(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
     let names = listed.or_else(default_if_no_node)?;
-    presence::first_there(session, &paths_numbered_up_to(&names, path)).await
+    presence::first_existing(session, &paths_numbered_up_to(&names, path)).await
 }
 
 /// Returns the paths of those contenders among these names whose sequence numbers are at most that of the node at

@@ -14,7 +14,7 @@ use crate::session::node::Node;
 use crate::session::presence::{self, check_operation};
 use crate::session::removal::remove_late_nodes;
 use crate::session::request::Failure;
-use crate::session::retry::{RetryLimit, spawn_cancellable, within};
+use crate::session::retry::{RetryLimit, run_until, spawn_cancellable};
 use crate::session::store::SessionStore;
 use crate::session::watch::watch_own_nodes;
 use crate::telemetry::log::emit;
@@ -31,16 +31,16 @@ use crate::telemetry::{meter, names};
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. Its answer
 /// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout,
 /// and the answer to the next create lets the read extend the lease. But if reads alone [do not keep the session
-/// alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady mode](SessionStore::steady),
-/// neither the reads nor the transactions are sent.
+/// alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady
+/// mode](SessionStore::set_steady), neither the reads nor the transactions are sent.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
     };
-    tokio::join!(watch_nodes(&session, &store, grace), renew(&session, &store));
+    tokio::join!(start_watches_and_checks(&session, &store, grace), renew_lease_until_over(&session, &store));
 }
 
-async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: Duration) {
+async fn start_watches_and_checks(session: &Weak<dyn Session>, store: &SessionStore, grace: Duration) {
     let mut more = false;
     loop {
         if !more {
@@ -52,12 +52,12 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
             return;
         };
         let unwatched;
-        (unwatched, more) = store.unwatched.take(grace);
+        (unwatched, more) = store.unwatched.take_due(grace);
         if !unwatched.is_empty() {
             session.spawn(Box::pin(watch_own_nodes(Arc::clone(&session), unwatched)));
         }
         for path in store.begin_hand_off_checks() {
-            session.spawn(Box::pin(hand_off::check(Arc::downgrade(&session), path)));
+            session.spawn(Box::pin(hand_off::check_hand_off(Arc::downgrade(&session), path)));
         }
     }
 }
@@ -65,7 +65,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: D
 impl SessionStore {
     /// Records when the renewal of the lease runs next. Returns `false` if the caller planned for a session without
     /// nodes (`is_idle`) and a node was added since. The caller must then plan again.
-    fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
+    fn record_next_renewal(&self, at: Moment, is_idle: bool) -> bool {
         let mut record = self.record.lock();
         record.renewal = at;
         !is_idle || record.nodes.is_empty()
@@ -87,7 +87,7 @@ impl SessionStore {
     }
 }
 
-async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
+async fn renew_lease_until_over(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let lease = store.lease();
     // The handshake that created the session has extended the lease, so no heartbeat is due yet. The loop below sets
     // the first heartbeat to one period from now.
@@ -95,7 +95,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
     let mut is_lapse_reported = true;
     // The number of the connection on which nodes of late creates were last searched for, and the handle of that
     // search. The first connection needs no search. Dropping the handle cancels the search.
-    let mut swept = (store.connection(), None);
+    let mut swept = (store.connection_number(), None);
     loop {
         let woken = store.renewal_wake.notified();
         let Some(live) = session.upgrade().filter(|_| !store.is_over()) else {
@@ -118,11 +118,11 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
             due = if is_idle { Moment::MAX } else { now };
         } else if due <= now && !is_steady {
             due = now + period;
-            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
+            live.spawn(Box::pin(send_heartbeat(Weak::clone(session), Arc::clone(store))));
         }
         // The search for late creates starts after the heartbeat, so that the heartbeat does not wait for the listings.
-        if lease.is_connected() && swept.0 != store.connection() {
-            swept = (store.connection(), Some(spawn_cancellable(&live, remove_late_nodes(Arc::clone(&live)))));
+        if lease.is_connected() && swept.0 != store.connection_number() {
+            swept = (store.connection_number(), Some(spawn_cancellable(&live, remove_late_nodes(Arc::clone(&live)))));
         }
         if is_steady {
             drop(live);
@@ -131,21 +131,21 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         }
         // If the session's first node was added meanwhile, this loop plans again, because a session with nodes needs
         // heartbeats more often.
-        if !store.plan_renewal(due, is_idle) {
+        if !store.record_next_renewal(due, is_idle) {
             continue;
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };
         let nap = nap.min(left.unwrap_or(nap));
         let pause = live.sleep(nap);
         drop(live);
-        within(pause, woken).await;
+        run_until(pause, woken).await;
     }
 }
 
 /// Sends a read, waits for the settling time after the answer, and then calls [`check_own_nodes`], so that the read
 /// extends the lease. The read is left out if a request that was sent shortly before is answered already. The check is
 /// left out if a recent request has extended the lease already, or if the read's answer or the connection is lost.
-async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
+async fn send_heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
     if !store.has_no_nodes() {
@@ -161,7 +161,7 @@ async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
     let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling_time())) else { return };
     pause.await;
     // If another operation has already let a recent request extend the lease, no check is needed.
-    if let Some(live) = session.upgrade().filter(|_| !lease.has_counted_touch_since(touched.saturating_sub(soon)))
+    if let Some(live) = session.upgrade().filter(|_| !lease.has_been_extended_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
         check_own_nodes(&live).await;

@@ -71,7 +71,8 @@ pub struct Lease {
 #[derive(Default)]
 struct LeaseState {
     /// When the lease ends, on the session's clock. [`Moment::MAX`] in steady mode. Zero before the lease begins, and
-    /// after [`LeaseState::lapse`] has found that the lease has run out. The end of the session does not change this.
+    /// after [`LeaseState::end_epoch_if_run_out`] has found that the lease has run out. The end of the session does not
+    /// change this.
     end: Moment,
     /// When the newest request that has extended the lease was sent, or when steady mode was last turned on or off.
     /// Stays as it is when the lease runs out.
@@ -95,7 +96,7 @@ struct LeaseState {
     over: Option<(Ending, Moment)>,
     /// When the connection was lost, or when the session ended if it was connected until then. `None` while the session
     /// is connected.
-    lost_since: Option<Instant>,
+    disconnected_since: Option<Instant>,
     /// When the handshake that resumed the session on the present connection was sent. `None` without such a handshake,
     /// and once it has extended the lease.
     resumed: Option<Moment>,
@@ -111,7 +112,7 @@ impl Lease {
     /// Returns a lease for a session with this timeout. On Linux, the lease's clock also runs while the machine is
     /// suspended.
     ///
-    /// The lease is invalid until [`SessionStore::began`](crate::coordinator::SessionStore::began).
+    /// The lease is invalid until [`SessionStore::record_begin`](crate::coordinator::SessionStore::record_begin).
     pub fn new(timeout: Duration) -> Lease {
         Lease::with_clock(timeout, Box::new(since_boot))
     }
@@ -148,7 +149,7 @@ impl Lease {
         self
     }
 
-    pub(crate) fn margin(&self) -> Duration {
+    pub(crate) fn stop_margin(&self) -> Duration {
         self.margin
     }
 
@@ -164,7 +165,7 @@ impl Lease {
     /// Records that the ensemble created the session, in answer to a handshake that was sent at `sent` or later, and so
     /// begins the lease. Returns `true` only if the lease had begun before, and this call is the first to find that the
     /// lease has run out.
-    pub(super) fn began(&self, sent: Moment) -> bool {
+    pub(super) fn record_begin(&self, sent: Moment) -> bool {
         self.state.lock().answered = sent;
         self.extend_from(sent)
     }
@@ -196,9 +197,9 @@ impl Lease {
     /// Does the same as [`Lease::record_answer`], for an operation that was sent at `sent` and that a quorum has
     /// acknowledged. If the operation was sent on the present connection, it may also extend the lease. The lease then
     /// counts from one of two requests, whichever was sent later: the newest one that was answered at least a settling
-    /// time before `sent`, or the handshake that has [resumed](Lease::resumed) the session. Returns `true` if this call
-    /// is the first to find that the lease has run out.
-    pub(super) fn acknowledged(&self, sent: Moment) -> bool {
+    /// time before `sent`, or the handshake that has [resumed](Lease::record_resume) the session. Returns `true` if
+    /// this call is the first to find that the lease has run out.
+    pub(super) fn record_quorum_answer(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
         if sent >= state.last_lost_at {
@@ -214,7 +215,7 @@ impl Lease {
 
     /// Records that the handshake of this connection, which was sent at `sent` or later, resumed this session. The
     /// handshake extends the lease once a quorum acknowledges an operation that was sent later on this connection.
-    pub(super) fn resumed(&self, sent: Moment) {
+    pub(super) fn record_resume(&self, sent: Moment) {
         let mut state = self.state.lock();
         state.resumed = Some(sent);
         state.answered = state.answered.max(sent);
@@ -225,7 +226,7 @@ impl Lease {
     fn extend_from(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
-        let lapsed = state.lapse(now);
+        let lapsed = state.end_epoch_if_run_out(now);
         state.end = state.end.max(touch.saturating_add(self.duration_from_touch()));
         state.counted = state.counted.max(touch);
         self.publish(&state);
@@ -234,10 +235,10 @@ impl Lease {
 
     /// Turns steady mode on or off. In steady mode the lease lasts until the session is over. When steady mode is
     /// turned off, the lease lasts for its full duration from now on.
-    pub(super) fn steady(&self, steady: bool) {
+    pub(super) fn set_steady(&self, steady: bool) {
         let now = self.now();
         let mut state = self.state.lock();
-        state.lapse(now);
+        state.end_epoch_if_run_out(now);
         state.end = if steady { Moment::MAX } else { now.saturating_add(self.duration_from_touch()) };
         state.counted = now;
         self.publish(&state);
@@ -258,30 +259,30 @@ impl Lease {
             state.touches.clear();
             (state.last_lost_at, state.resumed) = (now, None);
         }
-        let is_change = state.lost_since.is_none() != is_connected;
+        let is_change = state.disconnected_since.is_none() != is_connected;
         if is_change {
-            state.lost_since = (!is_connected).then(Instant::now);
+            state.disconnected_since = (!is_connected).then(Instant::now);
         }
         is_change
     }
 
     pub(crate) fn is_connected(&self) -> bool {
-        self.lost_since().is_none()
+        self.disconnected_since().is_none()
     }
 
     /// Returns when the connection was lost, or when the session ended if it was connected until then. `None` while the
     /// session is connected.
-    pub(crate) fn lost_since(&self) -> Option<Instant> {
-        self.state.lock().lost_since
+    pub(crate) fn disconnected_since(&self) -> Option<Instant> {
+        self.state.lock().disconnected_since
     }
 
     /// Records the end of the session, unless an earlier end is recorded. Returns whether this end was recorded.
-    pub(crate) fn end(&self, why: Ending) -> bool {
+    pub(crate) fn record_end(&self, why: Ending) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
         let is_first = state.over.is_none();
         state.over.get_or_insert((why, now));
-        state.lost_since.get_or_insert_with(Instant::now);
+        state.disconnected_since.get_or_insert_with(Instant::now);
         self.publish(&state);
         is_first
     }
@@ -293,7 +294,7 @@ impl Lease {
 
     /// Returns two moments: when the newest answered request was sent, and when the end of the session was recorded.
     /// The first moment is never later than the second. `None` while the session is not over.
-    pub fn away(&self) -> Option<(Moment, Moment)> {
+    pub fn last_answer_and_end(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
     }
@@ -301,7 +302,7 @@ impl Lease {
     /// Returns how long the lease is still valid, or `None` if it has run out or the session is over. `Duration::MAX`
     /// in steady mode.
     pub fn remaining(&self) -> Option<Duration> {
-        self.validity_at(self.now()).map(|(left, _)| left)
+        self.remaining_and_epoch_at(self.now()).map(|(left, _)| left)
     }
 
     /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
@@ -358,7 +359,7 @@ impl Lease {
     /// late, the lease may end before the next read extends it. The first node can then rely on the lease only after a
     /// request that was sent at `entered` or later has extended the lease.
     pub(crate) fn is_reliable_since(&self, entered: Moment) -> bool {
-        self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_counted_touch_since(entered)
+        self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_been_extended_since(entered)
     }
 
     /// Returns whether heartbeats at the shortest period can extend the lease before it ends, if servers answer
@@ -393,7 +394,7 @@ impl Lease {
 
     /// Returns whether the lease was extended by a request that was sent at `moment` or later, or steady mode was
     /// turned on or off at `moment` or later.
-    pub(crate) fn has_counted_touch_since(&self, moment: Moment) -> bool {
+    pub(crate) fn has_been_extended_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }
 
@@ -409,7 +410,7 @@ impl Lease {
 
     /// Does the same as [`Lease::epoch`], where `now` is the present moment.
     pub(crate) fn epoch_at(&self, now: Moment) -> Option<u64> {
-        self.validity_at(now).map(|(_, epoch)| epoch)
+        self.remaining_and_epoch_at(now).map(|(_, epoch)| epoch)
     }
 
     /// Returns the present moment if the lease is valid and still in this epoch. Takes no mutex. After `None` the
@@ -431,9 +432,9 @@ impl Lease {
         self.valid_until.store(state.over.map_or(nanos(state.end), |_| 0), Ordering::Release);
     }
 
-    fn validity_at(&self, now: Moment) -> Option<(Duration, u64)> {
+    fn remaining_and_epoch_at(&self, now: Moment) -> Option<(Duration, u64)> {
         let mut state = self.state.lock();
-        if state.lapse(now) {
+        if state.end_epoch_if_run_out(now) {
             self.publish(&state);
         }
         let left = if state.end == Moment::MAX { Duration::MAX } else { state.end.saturating_sub(now) };
@@ -461,7 +462,7 @@ impl LeaseState {
     /// becomes valid again.
     ///
     /// Returns `true` if this call is the first to find that the lease has run out.
-    fn lapse(&mut self, now: Moment) -> bool {
+    fn end_epoch_if_run_out(&mut self, now: Moment) -> bool {
         let lapsed = !self.end.is_zero() && self.end <= now;
         if lapsed {
             self.epoch += 1;

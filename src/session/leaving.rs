@@ -1,5 +1,5 @@
 //! The removal of a node that this library has created, and of its owner's orphans (nodes whose creates had no answer),
-//! as a state machine without I/O. Each step of [`Leaving`] but the last awaits an answer, which leads to the next
+//! as a state machine without I/O. Each step of [`NodeRemoval`] but the last awaits an answer, which leads to the next
 //! step. `session/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
 //!
 //! | step | answer | next step |
@@ -22,7 +22,7 @@ use crate::session::request::Failure;
 
 /// The present step of the removal of one node that this library has created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Leaving {
+pub enum NodeRemoval {
     /// The owner has left before the answer to its create came. The removal awaits the answer, and then deletes the
     /// created node.
     Coming {
@@ -38,7 +38,7 @@ pub enum Leaving {
     /// so `session/removal.rs::remove_late_nodes` lists the nodes again after each reconnect.
     Listing,
     /// The answer to a request was lost. The removal waits for the connection, and then repeats the step in the box.
-    Cut(Box<Leaving>),
+    Cut(Box<NodeRemoval>),
     /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the
     /// deletion while the directory has a child.
     Restarting,
@@ -70,15 +70,15 @@ pub struct Deletion {
 
 /// The answer to the request of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
-    /// In [`Leaving::Coming`], the answer to the create: the node's path.
+pub enum RemovalAnswer {
+    /// In [`NodeRemoval::Coming`], the answer to the create: the node's path.
     Created(Result<String, Failure>),
-    /// In [`Leaving::Deleting`], the answer to the delete of the node. In [`Leaving::Restarting`], the answer to the
-    /// delete of the directory.
+    /// In [`NodeRemoval::Deleting`], the answer to the delete of the node. In [`NodeRemoval::Restarting`], the answer
+    /// to the delete of the directory.
     Deleted(Result<(), Failure>),
-    /// In [`Leaving::Listing`]: the paths of the owner's nodes.
+    /// In [`NodeRemoval::Listing`]: the paths of the owner's nodes.
     Listed(Result<Vec<String>, Failure>),
-    /// In [`Leaving::Cut`]: the session is connected, or over.
+    /// In [`NodeRemoval::Cut`]: the session is connected, or over.
     Linked(Result<(), Failure>),
 }
 
@@ -93,44 +93,44 @@ pub enum RemovalReport {
     Unlisted(Failure),
 }
 
-impl Leaving {
+impl NodeRemoval {
     /// Returns the removal of the node at `path` by a plain delete, without the write that signals the release.
-    pub fn delete(path: String) -> Leaving {
-        Leaving::Deleting(Deletion { path, ..Deletion::default() })
+    pub fn by_plain_delete(path: String) -> NodeRemoval {
+        NodeRemoval::Deleting(Deletion { path, ..Deletion::default() })
     }
 
     /// Returns the removal of the node at `path`. A late create (carried out after its owner had left) has made this
     /// node.
-    pub(super) fn of_late_create(path: String) -> Leaving {
-        Leaving::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
+    pub(super) fn of_late_create(path: String) -> NodeRemoval {
+        NodeRemoval::Deleting(Deletion { path, is_again: true, ..Deletion::default() })
     }
 
     /// Handles the answer to the request of this step. Returns the next step, and an event to report if there is one.
-    pub fn advance(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
+    pub fn advance(self, answer: RemovalAnswer) -> (NodeRemoval, Option<RemovalReport>) {
         let next = match (self, answer) {
-            (Leaving::Coming { lists_after }, Input::Created(created)) => match created {
-                Ok(path) => Leaving::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
-                Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
+            (NodeRemoval::Coming { lists_after }, RemovalAnswer::Created(created)) => match created {
+                Ok(path) => NodeRemoval::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
+                Err(over @ Failure::Over(_)) => NodeRemoval::Gone(Err(over)),
                 // The owner's nodes are also listed after `NoNode`, because a faulty server may create the node and yet
                 // answer that the directory does not exist.
-                Err(Failure::Unknown(_) | Failure::NoNode) => Leaving::Listing,
-                Err(_) if lists_after => Leaving::Listing,
-                Err(_) => Leaving::Gone(Ok(())),
+                Err(Failure::Unknown(_) | Failure::NoNode) => NodeRemoval::Listing,
+                Err(_) if lists_after => NodeRemoval::Listing,
+                Err(_) => NodeRemoval::Gone(Ok(())),
             },
-            (Leaving::Deleting(deletion), Input::Deleted(answer)) => return deletion.advance(answer),
-            (Leaving::Listing, Input::Listed(listed)) => match listed {
+            (NodeRemoval::Deleting(deletion), RemovalAnswer::Deleted(answer)) => return deletion.advance(answer),
+            (NodeRemoval::Listing, RemovalAnswer::Listed(listed)) => match listed {
                 Ok(mut rest) => {
                     rest.reverse();
                     Deletion { rest, ..Deletion::default() }.next_step(Ok(()))
                 }
-                Err(Failure::NoNode) => Leaving::Gone(Ok(())),
-                Err(Failure::Unknown(_)) => Leaving::Cut(Box::new(Leaving::Listing)),
-                Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                Err(failure) => return (Leaving::Gone(Ok(())), Some(RemovalReport::Unlisted(failure))),
+                Err(Failure::NoNode) => NodeRemoval::Gone(Ok(())),
+                Err(Failure::Unknown(_)) => NodeRemoval::Cut(Box::new(NodeRemoval::Listing)),
+                Err(over @ Failure::Over(_)) => NodeRemoval::Gone(Err(over)),
+                Err(failure) => return (NodeRemoval::Gone(Ok(())), Some(RemovalReport::Unlisted(failure))),
             },
-            (Leaving::Cut(again), Input::Linked(Ok(()))) => *again,
-            (Leaving::Cut(_), Input::Linked(Err(over))) => Leaving::Gone(Err(over)),
-            (Leaving::Restarting, Input::Deleted(_)) => Leaving::Gone(Ok(())),
+            (NodeRemoval::Cut(again), RemovalAnswer::Linked(Ok(()))) => *again,
+            (NodeRemoval::Cut(_), RemovalAnswer::Linked(Err(over))) => NodeRemoval::Gone(Err(over)),
+            (NodeRemoval::Restarting, RemovalAnswer::Deleted(_)) => NodeRemoval::Gone(Ok(())),
             // The answer does not belong to this step, so it is ignored.
             (it, _) => it,
         };
@@ -139,7 +139,7 @@ impl Leaving {
 }
 
 impl Deletion {
-    fn advance(mut self, answer: Result<(), Failure>) -> (Leaving, Option<RemovalReport>) {
+    fn advance(mut self, answer: Result<(), Failure>) -> (NodeRemoval, Option<RemovalReport>) {
         let (index, failure) = match answer {
             Ok(()) => return (self.next_step(Ok(())), None),
             Err(Failure::Operation { index, failure }) => (index, *failure),
@@ -149,13 +149,13 @@ impl Deletion {
             Failure::NoNode if self.is_again => (self.next_step(Ok(())), None),
             Failure::Unknown(_) => {
                 self.is_again = true;
-                (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
+                (NodeRemoval::Cut(Box::new(NodeRemoval::Deleting(self))), None)
             }
             // A server that refuses to set the data may still allow a plain delete, which also notifies the waiters.
             // Only a refusal of the write (operation 0), or of the whole request, shows that the write is not allowed.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
-                (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))
+                (NodeRemoval::Deleting(self), Some(RemovalReport::SignalRefused))
             }
             failure => {
                 let goes_on = self.lists_after || !self.rest.is_empty();
@@ -167,13 +167,13 @@ impl Deletion {
     }
 
     /// Returns the step after this deletion has ended with `outcome`.
-    fn next_step(mut self, outcome: Result<(), Failure>) -> Leaving {
+    fn next_step(mut self, outcome: Result<(), Failure>) -> NodeRemoval {
         match self.rest.pop() {
-            _ if matches!(outcome, Err(Failure::Over(_))) => Leaving::Gone(outcome),
-            Some(path) => Leaving::Deleting(Deletion { path, rest: self.rest, ..Deletion::default() }),
-            None if self.lists_after => Leaving::Listing,
-            None if self.restarts && outcome.is_ok() => Leaving::Restarting,
-            None => Leaving::Gone(outcome),
+            _ if matches!(outcome, Err(Failure::Over(_))) => NodeRemoval::Gone(outcome),
+            Some(path) => NodeRemoval::Deleting(Deletion { path, rest: self.rest, ..Deletion::default() }),
+            None if self.lists_after => NodeRemoval::Listing,
+            None if self.restarts && outcome.is_ok() => NodeRemoval::Restarting,
+            None => NodeRemoval::Gone(outcome),
         }
     }
 }

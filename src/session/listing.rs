@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 
 use crate::session::contract::Session;
 use crate::session::request::{Children, Failure, Listing, Reply, Stat};
-use crate::session::retry::{self, within};
+use crate::session::retry::{self, run_until};
 use crate::session::store::{ListingAnswer, ListingSender, SessionStore};
 use crate::sync::watch;
 
@@ -37,7 +37,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Li
 /// Does the same as [`list`]. Also returns whether the request was sent now. If not, the caller gets the answer to the
 /// next listing.
 pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Listing>, bool) {
-    let (answer, first) = session.store().begin_listing(directory);
+    let (answer, first) = session.store().join_or_begin_listing(directory);
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
@@ -50,10 +50,10 @@ impl SessionStore {
     /// Adds a caller that awaits a listing of the directory, and returns the channel on which the caller gets the names.
     /// If the caller must request the listing itself, also returns the sending half of that channel. The caller must
     /// then call [`SessionStore::end_listing`] after the answer to the request, or if no answer comes in time.
-    fn begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, Option<ListingSender>) {
+    fn join_or_begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, Option<ListingSender>) {
         let mut record = self.record.lock();
         let listings = record.listings.entry(Arc::clone(directory)).or_default();
-        if listings.under_way < max_listings(listings.is_large) {
+        if listings.under_way < max_parallel_listings(listings.is_large) {
             listings.under_way += 1;
             let (callers, answer) = watch::channel(None);
             return (answer, Some(callers));
@@ -70,7 +70,7 @@ impl SessionStore {
         listings.is_large = is_large;
         // If the directory has become large, more listings than allowed may be under way. The next listing is then sent
         // once fewer are under way.
-        let next = if listings.under_way <= max_listings(is_large) { listings.next.take() } else { None };
+        let next = if listings.under_way <= max_parallel_listings(is_large) { listings.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {
             listings.under_way -= 1;
@@ -104,7 +104,7 @@ impl SessionStore {
     }
 }
 
-fn max_listings(is_large: bool) -> usize {
+fn max_parallel_listings(is_large: bool) -> usize {
     if is_large { 1 } else { UNDER_WAY_MAX }
 }
 
@@ -117,7 +117,7 @@ fn shared_reply(mut answer: watch::Receiver<ListingAnswer>) -> Reply<Listing> {
     })
 }
 
-type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
+type ChildrenAnswer = Result<(Vec<String>, Option<Stat>), Failure>;
 
 /// Gives the answer of a listing to its callers, and sends the next listing if callers wait for one.
 async fn answer_callers(
@@ -127,10 +127,10 @@ async fn answer_callers(
     mut callers: ListingSender,
 ) {
     loop {
-        let answer = within(session.sleep(session.timeout()), &mut reply).await;
+        let answer = run_until(session.sleep(session.timeout()), &mut reply).await;
         let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         let next = session.store().end_listing(&directory, is_large);
-        let send = move |answer: Answer| {
+        let send = move |answer: ChildrenAnswer| {
             callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
         };
         match answer {
@@ -159,7 +159,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
             let _unlocked = on.store().record.lock().synced_listings.take();
         };
         // Nothing is sent before the task runs, so that callers who come together share the sync.
-        session.spawn(Box::pin(retry::on_panic(send_synced_listings(Arc::clone(session)), forget_all)));
+        session.spawn(Box::pin(retry::with_panic_handler(send_synced_listings(Arc::clone(session)), forget_all)));
     }
     shared_reply(answer)
 }
@@ -171,13 +171,13 @@ async fn send_synced_listings(session: Arc<dyn Session>) {
         let Some(mut some) = session.store().take_synced_listings() else { return };
         some.retain(|(_, callers)| callers.receiver_count() > 0);
         let Some((first, _)) = some.first() else { continue };
-        let (connection, synced) = (session.store().connection(), session.sync(first));
+        let (connection, synced) = (session.store().connection_number(), session.sync(first));
         let listings = some.into_iter().map(|(directory, callers)| (session.children(&directory), callers));
         let (listings, on): (Vec<_>, _) = (listings.collect(), Arc::clone(&session));
         let mut answers = Box::pin(async move {
             let synced = &synced.await;
             // If the connection has changed since the sync, a listing may come from a server that lags behind.
-            let is_same = || on.store().connection() == connection;
+            let is_same = || on.store().connection_number() == connection;
             let lost = || Failure::Unknown("the connection broke before the answer".to_owned());
             let answer = async |listing: Reply<Vec<String>>| {
                 synced.clone()?;
@@ -188,7 +188,7 @@ async fn send_synced_listings(session: Arc<dyn Session>) {
                 listings.into_iter().map(async |(listing, callers)| callers.send_replace(Some(answer(listing).await)));
             join_all(answers).await
         });
-        if within(session.sleep(session.timeout()), &mut answers).await.is_none() {
+        if run_until(session.sleep(session.timeout()), &mut answers).await.is_none() {
             // Some of these listings may never be answered. A separate task waits for their answers, so that the next
             // listings are sent now.
             session.spawn(Box::pin(async move { drop(answers.await) }));

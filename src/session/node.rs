@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::queue::mode::Mode;
 use crate::queue::node_name::{NodeName, Tag};
 use crate::session::lease::{Lease, Moment, nanos};
-use crate::session::leaving::Leaving;
+use crate::session::leaving::NodeRemoval;
 use crate::session::node::state::{LossEvidence, NodeState};
 use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
 use crate::session::thread::FORKED;
@@ -24,14 +24,15 @@ pub(crate) mod state;
 
 /// The nodes that this library has created on a session and on which keep-alive has not requested a watch yet.
 #[derive(Default)]
-pub(crate) struct Unwatched {
-    /// The nodes. The flag of a node says whether an earlier call of [`Unwatched::take`] has passed over the node.
+pub(crate) struct UnwatchedNodes {
+    /// The nodes. The flag of a node says whether an earlier call of [`UnwatchedNodes::take_due`] has passed over the
+    /// node.
     nodes: Mutex<Vec<(Arc<Node>, bool)>>,
-    /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
+    /// Wakes the task `start_watches_and_checks`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
 }
 
-impl Unwatched {
+impl UnwatchedNodes {
     pub(crate) fn add(&self, node: &Arc<Node>) {
         let mut nodes = self.nodes.lock();
         nodes.push((Arc::clone(node), false));
@@ -42,12 +43,12 @@ impl Unwatched {
         }
     }
 
-    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `watch_nodes` waits for
-    /// `grace` before each call.
+    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `start_watches_and_checks`
+    /// waits for `grace` before each call.
     ///
     /// A node is watched at the second call after it was added, because most nodes are deleted sooner. With a `grace`
     /// of zero, a node is watched at the first call. A node that its owner has left is removed, but not returned.
-    pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<Node>>, bool) {
+    pub(super) fn take_due(&self, grace: Duration) -> (Vec<Arc<Node>>, bool) {
         let mut nodes = self.nodes.lock();
         let is_taken = |(node, was_passed_over): &mut (Arc<Node>, bool)| {
             std::mem::replace(was_passed_over, true) || grace.is_zero() || node.is_left()
@@ -89,7 +90,7 @@ pub(crate) struct Node {
     lease: Arc<Lease>,
     /// The list to which the node is added again after an event that has used up its watch, unless the event is the
     /// node's deletion or the end of the session.
-    unwatched: Weak<Unwatched>,
+    unwatched: Weak<UnwatchedNodes>,
 }
 
 /// The part of a node that its mutex protects.
@@ -101,8 +102,8 @@ pub(crate) struct Node {
 /// |---|---|---|
 /// | [`request_watch`](Node::request_watch), by the waiter or keep-alive: [`NodeState::take_path_to_watch`] | `true` | |
 /// | [`store_watch`](Node::store_watch): the watch was armed | `true` | `Some` |
-/// | [`store_watch`](Node::store_watch): not armed ([`NodeState::watch_failed`]), but the node is not gone | `false` | |
-/// | [`poll_watch`](NodeInner::poll_watch): the watch has fired ([`NodeState::record_event`]) | `false` | `None` |
+/// | [`store_watch`](Node::store_watch): not armed ([`NodeState::record_watch_failure`]), but the node is not gone | `false` | |
+/// | [`poll_watch`](NodeInner::poll_watch): the watch has fired ([`NodeState::record_watch_event`]) | `false` | `None` |
 /// | [`end_replacement`](Node::end_replacement): a replacement of the node has ended | `false` | `None` |
 pub(crate) struct NodeInner {
     pub(crate) state: NodeState,
@@ -122,9 +123,9 @@ impl Node {
         path_label: &Arc<PathLabel>,
         mode: Mode,
         lease: &Arc<Lease>,
-        unwatched: &Arc<Unwatched>,
+        unwatched: &Arc<UnwatchedNodes>,
     ) -> Arc<Node> {
-        let state = NodeState::new(&directory, tag.unnumbered(mode));
+        let state = NodeState::new(&directory, tag.unnumbered_name(mode));
         let locked = NodeInner { state, creating: None, directory_watch: None, own: None };
         Arc::new(Node {
             number,
@@ -151,7 +152,7 @@ impl Node {
         let mut locked = self.locked.lock();
         let answer = change(&mut locked);
         self.held_in.store(locked.state.held_epoch().map_or(0, |epoch| epoch + 1), Ordering::Release);
-        self.first_limit.store(locked.state.limits.first().map_or(u64::MAX, nanos), Ordering::Release);
+        self.first_limit.store(locked.state.limits.first_deadline().map_or(u64::MAX, nanos), Ordering::Release);
         let unreported = locked.state.take_unreported_loss();
         drop(locked);
         if let Some((node, cause)) = unreported {
@@ -195,7 +196,7 @@ impl Node {
     /// Returns the current epoch of the lease, if the lease is valid and this node [can rely on
     /// it](Lease::is_reliable_since).
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.reliable_epoch_since(self.read(NodeState::creation).answered)
+        self.reliable_epoch_since(self.read(NodeState::creation_times).answered)
     }
 
     fn reliable_epoch_since(&self, entered: Moment) -> Option<u64> {
@@ -210,8 +211,8 @@ impl Node {
     }
 
     /// Marks the node as held in this epoch of the lease. The hold is lost when the epoch ends.
-    pub(crate) fn hold(&self, epoch: u64) {
-        self.change(|it| it.state.hold(epoch));
+    pub(crate) fn mark_held(&self, epoch: u64) {
+        self.change(|it| it.state.mark_held(epoch));
     }
 
     pub(crate) fn is_held_even_if_lost(&self) -> bool {
@@ -255,22 +256,26 @@ impl Node {
         });
     }
 
-    /// Records that the owner has left the node, and returns its loss and its removal: see [`NodeState::leave`].
+    /// Records that the owner has left the node, and returns its loss and its removal: see [`NodeState::mark_left`].
     /// Reports a loss that was not reported yet, and wakes the waiting tasks.
-    pub(crate) fn mark_left(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<Leaving>) {
+    pub(crate) fn mark_left(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<NodeRemoval>) {
         let loss = self.detect_loss();
-        let leaving = self.change(|it| it.state.leave(may_signal));
+        let leaving = self.change(|it| it.state.mark_left(may_signal));
         self.changed.notify_waiters();
         (loss, leaving)
     }
 
-    /// Does the same as [`mark_left`](Node::mark_left), but also before the create is answered ([`NodeState::end`]).
-    /// Returns the removals of all nodes that may exist, and the reply to the create if it is still awaited.
-    pub(crate) fn mark_left_in_any_phase(self: &Arc<Self>, may_signal: bool) -> (Vec<Leaving>, Option<Reply<Created>>) {
+    /// Does the same as [`mark_left`](Node::mark_left), but also before the create is answered
+    /// ([`NodeState::mark_left_in_any_phase`]). Returns the removals of all nodes that may exist, and the reply to the
+    /// create if it is still awaited.
+    pub(crate) fn mark_left_in_any_phase(
+        self: &Arc<Self>,
+        may_signal: bool,
+    ) -> (Vec<NodeRemoval>, Option<Reply<Created>>) {
         if !self.is_left() {
             self.detect_loss();
         }
-        let ended = self.change(|it| (it.state.end(may_signal), it.creating.take()));
+        let ended = self.change(|it| (it.state.mark_left_in_any_phase(may_signal), it.creating.take()));
         self.changed.notify_waiters();
         ended
     }
@@ -288,7 +293,7 @@ impl Node {
 
     /// Records a loss, unless an earlier loss is recorded. Wakes the waiting tasks.
     pub(crate) fn record_loss(&self, loss: Loss) {
-        self.change(|it| it.state.lose(loss));
+        self.change(|it| it.state.record_loss(loss));
         self.changed.notify_waiters();
     }
 
@@ -307,9 +312,9 @@ impl Node {
         let (loss, event) = self.change(|it| {
             if it.state.loss().is_none() && it.state.has_node() {
                 if it.state.waits_without_epoch() {
-                    it.state.rely_on(self.reliable_epoch_since(it.state.creation().answered));
+                    it.state.set_waiter_epoch(self.reliable_epoch_since(it.state.creation_times().answered));
                 }
-                it.state.record_loss(&LossEvidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
+                it.state.detect_loss(&LossEvidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
             }
             let event = it.poll_watch();
             (it.state.loss(), event)
@@ -374,7 +379,7 @@ impl Node {
     /// of a kept node, first reaches its time limit. Zero if that moment has passed. `None` if no present hold or use
     /// has a limit, and none has exceeded its limit.
     pub(crate) fn time_until_given_up(&self) -> Option<Duration> {
-        self.read(|it| it.limits.time_until_given_up(self.lease.now(), self.lease.margin()))
+        self.read(|it| it.limits.time_until_given_up(self.lease.now(), self.lease.stop_margin()))
     }
 
     /// Returns the path of the node. `None` before an answer has shown the node, while the node is being replaced, and
@@ -440,7 +445,7 @@ impl Node {
             }
             Err(Failure::NoNode) => self.record_gone_if_at(path),
             Err(failure) => {
-                self.change(|it| it.state.watch_failed(path));
+                self.change(|it| it.state.record_watch_failure(path));
                 return Err(failure);
             }
         }
@@ -468,7 +473,7 @@ impl NodeInner {
             return None;
         };
         self.own = None;
-        self.state.record_event(event);
+        self.state.record_watch_event(event);
         Some(event)
     }
 }

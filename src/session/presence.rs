@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use crate::session::contract::Session;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
-use crate::session::retry::{self, RetryLimit, repeat, spawn_awaited};
+use crate::session::retry::{self, RetryLimit, repeat_within_limit, spawn_with_reply};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -68,14 +68,18 @@ pub(crate) async fn failed_checks(session: &Arc<dyn Session>, checks: &[Operatio
 }
 
 /// Returns whether the leader has this node, with this version if one is given.
-pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> CheckResult {
+pub(crate) async fn exists_at_leader(
+    session: &Arc<dyn Session>,
+    path: impl Into<String>,
+    version: Option<i32>,
+) -> CheckResult {
     run_checks(session, &[check_operation(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
 }
 
 /// Returns the path of the first of these nodes that exists, or `None` if none of them does. Repeats a request whose
 /// answer is lost, until the request is answered or the session is over. Fails if no node is found and the result of a
 /// check is unknown.
-pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
+pub(crate) async fn first_existing(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check_operation(path, None)).collect();
     let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
     match known.iter().position(|holds| *holds == Ok(true)) {
@@ -95,15 +99,16 @@ impl CheckResults {
     /// Creates the results of `checks` checks, all unknown. Each check takes at most `longest` bytes in a request.
     fn new(checks: usize, longest: usize) -> CheckResults {
         let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
-        CheckResults { known, unsent: divide(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
+        CheckResults { known, unsent: split_range(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
     /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to
     /// send.
     async fn send_unsent(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
         let parts = self.take_unsent();
-        let answers =
-            parts.iter().map(|part| repeat(session, tries.clone(), || session.transact(&checks[part.clone()])));
+        let answers = parts
+            .iter()
+            .map(|part| repeat_within_limit(session, tries.clone(), || session.transact(&checks[part.clone()])));
         for (part, answer) in parts.iter().zip(join_all(answers).await) {
             self.record(part, answer.map(drop));
         }
@@ -132,13 +137,13 @@ impl CheckResults {
         if failed < part.end {
             self.known[failed] = holds;
             let rest = failed + 1..part.end;
-            self.unsent.extend(divide(rest.clone(), rest.len().div_ceil(PARTS)));
+            self.unsent.extend(split_range(rest.clone(), rest.len().div_ceil(PARTS)));
         }
     }
 }
 
 /// Divides a range into parts of at most `most` elements.
-fn divide(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
+fn split_range(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
     let most = most.max(1);
     let starts = all.clone().step_by(most);
     starts.map(|start| start..all.end.min(start + most)).collect()
@@ -158,28 +163,28 @@ fn with_jitter(pause: Duration, random: u64) -> Duration {
 
 /// Says when one waiter asks the leader again whether a node exists. Each pause is twice as long as the one before, up
 /// to [`PAUSE_MAX`].
-pub(crate) struct Recheck<'a> {
+pub(crate) struct LeaderRecheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
 }
 
-impl<'a> Recheck<'a> {
-    pub(crate) fn new(session: &'a Arc<dyn Session>) -> Recheck<'a> {
-        Recheck { session, pause: session.timeout() }
+impl<'a> LeaderRecheck<'a> {
+    pub(crate) fn new(session: &'a Arc<dyn Session>) -> LeaderRecheck<'a> {
+        LeaderRecheck { session, pause: session.timeout() }
     }
 
     /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the
     /// session.
-    pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
-        let Some(event) = retry::within(self.pause(), watch).await else { return Ok(false) };
-        fail_if_over(self.session, event).await?;
+    pub(crate) async fn until_event_or_recheck(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
+        let Some(event) = retry::run_until(self.until_recheck_due(), watch).await else { return Ok(false) };
+        fail_if_session_ended(self.session, event).await?;
         self.pause = self.session.timeout();
         Ok(true)
     }
 
     /// Waits until a check is due. While the connection is lost, no check is due. After the reconnect a new pause
     /// begins, because the server then delivers the missed events. Never completes once the session is over.
-    pub(crate) async fn pause(&mut self) {
+    pub(crate) async fn until_recheck_due(&mut self) {
         loop {
             self.session.sleep(with_jitter(self.pause, random())).await;
             if self.session.lease().is_connected() {
@@ -196,8 +201,8 @@ impl<'a> Recheck<'a> {
     /// Asks the leader after each pause, until it has this node (`is_there`) or does not have it (`!is_there`).
     pub(crate) async fn until_leader_answers(&mut self, path: &str, is_there: bool) {
         loop {
-            self.pause().await;
-            if self::is_there(self.session, path, None).await == Ok(is_there) {
+            self.until_recheck_due().await;
+            if self::exists_at_leader(self.session, path, None).await == Ok(is_there) {
                 return;
             }
         }
@@ -217,7 +222,7 @@ pub(crate) async fn leave_server_if_listed(
 ) -> Result<bool, Failure> {
     let mut has_left = false;
     while !gone.is_empty() {
-        let connection = session.store().connection();
+        let connection = session.store().connection_number();
         let Ok(names) = session.children(directory).await else { break };
         let listed = gone.iter().filter(|gone| names.contains(gone));
         let checks: Vec<_> = listed.map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
@@ -242,7 +247,7 @@ pub(crate) async fn leave_differing_server(
 ) -> Result<bool, Failure> {
     let (checks, mut has_left) = ([check_operation(path, version)], false);
     loop {
-        let connection = session.store().connection();
+        let connection = session.store().connection_number();
         // All three requests are sent without waiting for an answer, so that they go over one connection. After a
         // reconnect, the read might go to another server, which may only lag behind.
         let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
@@ -285,7 +290,7 @@ pub(crate) async fn leave_server(session: &Arc<dyn Session>, connection: u64, pa
         }
         Ok(())
     };
-    spawn_awaited(session, left, drop).await
+    spawn_with_reply(session, left, drop).await
 }
 
 /// Returns whether the only check of a transaction holds, as its answer shows. `None` if the answer does not show it.
@@ -298,8 +303,8 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 /// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If
 /// so, waits until the request to the server may be repeated, or leaves the server if `tries` allows no repetition.
 pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> CheckResult {
-    let connection = session.store().connection();
-    match is_there(session, path, None).await {
+    let connection = session.store().connection_number();
+    match exists_at_leader(session, path, None).await {
         Ok(true) if tries.is_reached() => leave_server(session, connection, path).await.map(|()| true),
         Ok(true) => tries.pause(session).await.map(|()| true),
         answer => answer,
@@ -307,7 +312,7 @@ pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, 
 }
 
 /// Fails if the event is the end of the session.
-pub(crate) async fn fail_if_over(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
+pub(crate) async fn fail_if_session_ended(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
     match event {
         Event::Over => Err(Failure::Over(session.until_over().await)),
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! The removal of a node that this library has created. The state machine [`Leaving`] decides the steps, and this
+//! The removal of a node that this library has created. The state machine [`NodeRemoval`] decides the steps, and this
 //! module sends the request of each step.
 //!
 //! A late create is a create without an answer that is carried out after its owner has looked for its node and left:
@@ -18,11 +18,11 @@ use futures_util::future::join_all;
 use crate::queue::node_name::Tag;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
-use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport};
+use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
 use crate::session::listing::list_synced;
 use crate::session::node::Node;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{RetryLimit, repeat, spawn_awaited, within};
+use crate::session::retry::{RetryLimit, repeat_within_limit, run_until, spawn_with_reply};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
@@ -36,13 +36,13 @@ const KEPT_FOR: u32 = 10;
 /// Removes a node, as `leaving` says. If the first step is a delete and the session is connected, the delete is sent
 /// before this function returns. The removal goes on in the background even if the returned reply is dropped.
 /// `creating` is the reply to the node's create, if it is still awaited.
-pub(crate) fn remove(
+pub(crate) fn remove_node(
     session: &Arc<dyn Session>,
     node: &Node,
-    leaving: Leaving,
+    leaving: NodeRemoval,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
-    if let Leaving::Gone(outcome) = leaving {
+    if let NodeRemoval::Gone(outcome) = leaving {
         return Box::pin(ready(outcome));
     }
     spawn_removal(session, Arc::clone(node.directory()), node.tag().clone(), leaving, creating)
@@ -55,12 +55,12 @@ impl SessionStore {
         let now = self.lease().now();
         let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
         let expected = &mut self.record.lock().late_creates;
-        forget_old(expected, now);
+        drop_old_creates(expected, now);
         expected.push_back((until, Arc::clone(directory), tag.clone()));
     }
 }
 
-fn forget_old(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
+fn drop_old_creates(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
     while expected.front().is_some_and(|(until, ..)| *until <= now) {
         expected.pop_front();
     }
@@ -72,7 +72,7 @@ pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
     let now = session.lease().now();
     let expected = {
         let expected = &mut session.store().record.lock().late_creates;
-        forget_old(expected, now);
+        drop_old_creates(expected, now);
         expected.clone()
     };
     let mut owners = BTreeMap::<_, Vec<Tag>>::new();
@@ -83,12 +83,14 @@ pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
 }
 
 async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
-    let Ok(names) = repeat(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else { return };
+    let Ok(names) = repeat_within_limit(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else {
+        return;
+    };
     let owner =
         |name: &String| Some((owners.iter().find(|tag| tag.is_tag_of(name))?.clone(), format!("{directory}/{name}")));
     let found: Vec<_> = names.iter().filter_map(owner).collect();
     for (tag, path) in found {
-        drop(spawn_removal(session, Arc::clone(&directory), tag, Leaving::of_late_create(path), None));
+        drop(spawn_removal(session, Arc::clone(&directory), tag, NodeRemoval::of_late_create(path), None));
     }
 }
 
@@ -96,17 +98,17 @@ fn spawn_removal(
     session: &Arc<dyn Session>,
     directory: Arc<str>,
     tag: Tag,
-    leaving: Leaving,
+    leaving: NodeRemoval,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
     let _pending = GaugeGuard::new(names::REMOVALS_PENDING, None, None);
     let by = Remover { session: Arc::clone(session), directory, tag, _pending };
-    // `spawn_awaited` polls the future once before it returns. If the removal begins with a delete, this poll sends the
-    // delete. The rest of the removal runs in the background.
-    spawn_awaited(session, by.carry_out(leaving, creating), log_failure)
+    // `spawn_with_reply` polls the future once before it returns. If the removal begins with a delete, this poll sends
+    // the delete. The rest of the removal runs in the background.
+    spawn_with_reply(session, by.carry_out(leaving, creating), log_removal_failure)
 }
 
-pub(crate) fn log_failure(answer: Result<(), Failure>) {
+pub(crate) fn log_removal_failure(answer: Result<(), Failure>) {
     match answer {
         Ok(()) => {}
         Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
@@ -127,32 +129,32 @@ struct Remover {
 }
 
 impl Remover {
-    async fn carry_out(self, mut leaving: Leaving, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
+    async fn carry_out(self, mut leaving: NodeRemoval, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
         let (mut tries, store) = (RetryLimit::ENDLESS, Arc::clone(self.session.store()));
         loop {
             let answer = match &leaving {
-                Leaving::Coming { .. } => match creating.take() {
-                    Some(reply) => Input::Created(reply.await.map(|created| created.path)),
-                    None => Input::Created(Err(Failure::NoNode)),
+                NodeRemoval::Coming { .. } => match creating.take() {
+                    Some(reply) => RemovalAnswer::Created(reply.await.map(|created| created.path)),
+                    None => RemovalAnswer::Created(Err(Failure::NoNode)),
                 },
-                Leaving::Deleting(deletion) => Input::Deleted(self.delete(deletion).await),
-                Leaving::Listing => {
-                    let connection = store.connection();
+                NodeRemoval::Deleting(deletion) => RemovalAnswer::Deleted(self.delete(deletion).await),
+                NodeRemoval::Listing => {
+                    let connection = store.connection_number();
                     let listed = list_synced(&self.session, &self.directory).await;
                     if !matches!(listed, Err(Failure::Unknown(_) | Failure::Over(_))) {
                         store.expect_late_create(&self.directory, &self.tag);
                     }
                     // If the connection broke before `expect_late_create` was called, the search after the reconnect
                     // may have missed the node. The listing is then repeated.
-                    let is_same = store.connection() == connection;
+                    let is_same = store.connection_number() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
-                    Input::Listed(
+                    RemovalAnswer::Listed(
                         listed.and_then(|names| is_same.then(|| self.own_paths_among(&names)).ok_or_else(lost)),
                     )
                 }
-                Leaving::Cut(_) => Input::Linked(tries.pause(&self.session).await),
-                Leaving::Restarting => Input::Deleted(self.session.delete(&self.directory).await),
-                Leaving::Gone(outcome) => return outcome.clone(),
+                NodeRemoval::Cut(_) => RemovalAnswer::Linked(tries.pause(&self.session).await),
+                NodeRemoval::Restarting => RemovalAnswer::Deleted(self.session.delete(&self.directory).await),
+                NodeRemoval::Gone(outcome) => return outcome.clone(),
             };
             let report;
             (leaving, report) = leaving.advance(answer);
@@ -177,7 +179,7 @@ impl Remover {
             self.session.delete(path)
         };
         if turn.is_some()
-            && let Some(answer) = within(self.session.sleep(self.session.timeout()), &mut deleted).await
+            && let Some(answer) = run_until(self.session.sleep(self.session.timeout()), &mut deleted).await
         {
             return answer;
         }

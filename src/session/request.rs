@@ -18,7 +18,7 @@ pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// Returns `Ok(None)` for the failures "the node does not exist" and "this client may not read the node". Keeps every
 /// other failure.
-pub(crate) fn none_unless_readable<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+pub(crate) fn none_if_unreadable<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
         Err(Failure::NoNode | Failure::NoAuth(_)) => Ok(None),
@@ -28,8 +28,8 @@ pub(crate) fn none_unless_readable<T>(answer: Result<T, Failure>) -> Result<Opti
 
 /// Waits for all replies, or for the first failure. If a node does not exist, or this client may not read it, its
 /// answer is `None` and no failure.
-pub(crate) fn join_readable<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
-    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(none_unless_readable))))
+pub(crate) fn join_readable_replies<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
+    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(none_if_unreadable))))
 }
 
 /// A background task that outlives its caller, such as the removal of the node of a dropped future or guard.
@@ -37,7 +37,7 @@ pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The data and the stat of each of several nodes. `None` for a node that does not exist, or that this client may not
 /// read.
-pub type Contents = Vec<Option<(Vec<u8>, Stat)>>;
+pub type NodeContents = Vec<Option<(Vec<u8>, Stat)>>;
 
 /// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,15 +169,15 @@ impl Operation {
     /// Returns the right that the operation needs, and the path of the node on which it needs the right.
     pub(crate) fn required_right(&self) -> (&'static str, &str) {
         match self {
-            Operation::Create { path, .. } => ("CREATE", parent(path)),
+            Operation::Create { path, .. } => ("CREATE", parent_path(path)),
             Operation::Set { path, .. } => ("WRITE", path),
-            Operation::Delete { path, .. } => ("DELETE", parent(path)),
+            Operation::Delete { path, .. } => ("DELETE", parent_path(path)),
             Operation::Check { path, .. } => ("READ", path),
         }
     }
 }
 
-pub(crate) fn parent(path: &str) -> &str {
+pub(crate) fn parent_path(path: &str) -> &str {
     path.rsplit_once('/').map(|(parent, _)| parent).filter(|parent| !parent.is_empty()).unwrap_or("/")
 }
 

@@ -67,15 +67,18 @@ impl RetryLimit {
 }
 
 /// Sends the request, and repeats it while its outcome is unknown, up to the limit [`RetryLimit::LOST_ANSWERS`].
-pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl FnMut() -> F) -> Result<T, Failure>
+pub(crate) async fn repeat_until_known<T, F>(
+    session: &Arc<dyn Session>,
+    request: impl FnMut() -> F,
+) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeat(session, RetryLimit::LOST_ANSWERS, request).await
+    repeat_within_limit(session, RetryLimit::LOST_ANSWERS, request).await
 }
 
 /// Sends the request, and repeats it while its outcome is unknown, up to the limit `tries`.
-pub(crate) async fn repeat<T, F>(
+pub(crate) async fn repeat_within_limit<T, F>(
     session: &Arc<dyn Session>,
     mut tries: RetryLimit,
     mut request: impl FnMut() -> F,
@@ -97,7 +100,7 @@ where
 }
 
 /// Returns the result of `work`, or `None` if `end`, mostly a sleep, is ready first.
-pub(crate) async fn within<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn run_until<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         done = work => Some(done),
@@ -107,7 +110,7 @@ pub(crate) async fn within<T>(end: impl Future<Output = ()>, work: impl Future<O
 
 /// Sends a read. With `is_synced`, a sync is sent before the read, so that the answer shows a state no older than this
 /// call.
-pub(crate) fn read<T: 'static>(
+pub(crate) fn send_read<T: 'static>(
     session: &Arc<dyn Session>,
     path: &str,
     is_synced: bool,
@@ -121,12 +124,12 @@ pub(crate) fn read<T: 'static>(
 
 /// Returns a node's data and stat, or `None` if the node does not exist. With `is_synced` the answer shows a state no
 /// older than this call.
-pub(crate) async fn data(
+pub(crate) async fn read_data(
     session: &Arc<dyn Session>,
     path: &str,
     is_synced: bool,
 ) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    let node = until_known(session, || read(session, path, is_synced, |it, path| it.data(path))).await;
+    let node = repeat_until_known(session, || send_read(session, path, is_synced, |it, path| it.data(path))).await;
     node.map(Some).or_else(default_if_no_node)
 }
 
@@ -138,7 +141,7 @@ pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Futur
         if first.is_none() {
             return Ok(());
         }
-        let wider = until_known(session, || first.take().unwrap_or_else(|| session.wider_rights(path))).await?;
+        let wider = repeat_until_known(session, || first.take().unwrap_or_else(|| session.wider_rights(path))).await?;
         let refused =
             |rights| Failure::Refused(format!("the ACL of {path} is wider than that of this client: {rights}"));
         if wider.is_empty() { Ok(()) } else { Err(refused(wider.join("; "))) }
@@ -155,7 +158,7 @@ pub(crate) async fn watch_and_read(
         let (change, node) = (session.watch(path), session.data(path));
         async move { Ok((change.await?, node.await?)) }
     };
-    until_known(session, request).await
+    repeat_until_known(session, request).await
 }
 
 /// Turns the failure "the node does not exist" into the answer without a node: no names, no data.
@@ -176,7 +179,7 @@ pub(crate) fn poll_then_spawn(session: &Arc<dyn Session>, work: impl Future<Outp
 
 /// Runs work as [`poll_then_spawn`] does, and returns its result. If the reply is dropped before the work ends,
 /// `abandoned` is called with the result.
-pub(crate) fn spawn_awaited<T: Send + 'static>(
+pub(crate) fn spawn_with_reply<T: Send + 'static>(
     session: &Arc<dyn Session>,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     abandoned: fn(Result<T, Failure>),
@@ -196,13 +199,13 @@ pub(crate) fn spawn_cancellable(
     session: &Arc<dyn Session>,
     work: impl Future<Output: Send> + Send + 'static,
 ) -> oneshot::Sender<()> {
-    let (end, task) = cancellable(work);
+    let (end, task) = make_cancellable(work);
     session.spawn(task);
     end
 }
 
 /// Returns a task that does the work, and a sender. Dropping the sender cancels the work.
-pub(crate) fn cancellable(work: impl Future<Output: Send> + Send + 'static) -> (oneshot::Sender<()>, Task) {
+pub(crate) fn make_cancellable(work: impl Future<Output: Send> + Send + 'static) -> (oneshot::Sender<()>, Task) {
     let (end, ended) = oneshot::channel();
     let task = Box::pin(async move {
         tokio::select! {
@@ -215,7 +218,7 @@ pub(crate) fn cancellable(work: impl Future<Output: Send> + Send + 'static) -> (
 }
 
 /// Runs the task. If the task panics, calls `fault`, and then passes the panic on.
-pub(crate) async fn on_panic(task: impl Future<Output = ()>, fault: impl FnOnce()) {
+pub(crate) async fn with_panic_handler(task: impl Future<Output = ()>, fault: impl FnOnce()) {
     if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
         fault();
         resume_unwind(panic);
@@ -233,7 +236,7 @@ mod tests {
         for (panics, expected) in [(false, false), (true, true)] {
             let (sender, receiver) = oneshot::channel();
             let task = async move { assert!(!panics, "a panic of a task") };
-            drop(tokio::spawn(on_panic(task, || _ = sender.send(()))).await);
+            drop(tokio::spawn(with_panic_handler(task, || _ = sender.send(()))).await);
             assert_eq!(receiver.await.is_ok(), expected);
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use crate::queue::mode::Mode;
 use crate::queue::node_name::Tag;
 use crate::session::lease::{Lease, Moment};
-use crate::session::node::{Node, Unwatched};
+use crate::session::node::{Node, UnwatchedNodes};
 use crate::session::request::{Created, Ending, Failure, Listing};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
@@ -25,10 +25,11 @@ use crate::telemetry::user_thread::catch_panic;
 ///
 /// # Implementing a backend
 ///
-/// Call [`began`](SessionStore::began) once, [`record_answer`](SessionStore::record_answer) or
-/// [`acknowledged`](SessionStore::acknowledged) after each answer, [`set_connected`](SessionStore::set_connected) and
-/// [`resumed`](SessionStore::resumed) as the connection changes, and [`end`](SessionStore::end) when the session is
-/// over. None of these calls waits for I/O.
+/// Call [`record_begin`](SessionStore::record_begin) once, [`record_answer`](SessionStore::record_answer) or
+/// [`record_quorum_answer`](SessionStore::record_quorum_answer) after each answer,
+/// [`set_connected`](SessionStore::set_connected) and [`record_resume`](SessionStore::record_resume) as the connection
+/// changes, and [`record_end_and_report`](SessionStore::record_end_and_report) when the session is over. None of these
+/// calls waits for I/O.
 pub struct SessionStore {
     lease: Arc<Lease>,
     /// While this mutex is locked, no backend and no waker is called. If a node's mutex is needed at the same time,
@@ -41,7 +42,7 @@ pub struct SessionStore {
     link_changed: Notify,
     /// The nodes of this session on which the task `keep_alive` has not requested a watch yet. The list's `wake` also
     /// tells that task of a hand-off to check.
-    pub(crate) unwatched: Arc<Unwatched>,
+    pub(crate) unwatched: Arc<UnwatchedNodes>,
     /// The highest zxid that [`SessionStore::record_zxid`] was given. This is an atomic outside `record`, because a
     /// backend may report a zxid while the backend holds a mutex of its own.
     newest_zxid: AtomicI64,
@@ -127,10 +128,10 @@ impl SessionStore {
     }
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
-    pub fn began(&self, sent: Moment) {
+    pub fn record_begin(&self, sent: Moment) {
         // If the lease had run out, this answer may have renewed it. A later check could then find the lease valid and
         // miss the loss of a hold, so the loss of every hold is recorded now.
-        if self.lease.began(sent) {
+        if self.lease.record_begin(sent) {
             self.detect_all_losses();
         }
     }
@@ -142,23 +143,23 @@ impl SessionStore {
 
     /// Records the answer to an operation that was sent at `sent` and that a quorum has acknowledged. Unlike
     /// [`SessionStore::record_answer`], this call may extend the lease.
-    pub fn acknowledged(&self, sent: Moment) {
-        if self.lease.acknowledged(sent) {
+    pub fn record_quorum_answer(&self, sent: Moment) {
+        if self.lease.record_quorum_answer(sent) {
             self.detect_all_losses();
         }
     }
 
     /// Records that a handshake, which was sent at `sent` or later, resumed this session on a new connection. The
     /// handshake extends the lease once an operation that was sent on this connection is
-    /// [acknowledged](SessionStore::acknowledged).
-    pub fn resumed(&self, sent: Moment) {
-        self.lease.resumed(sent);
+    /// [acknowledged](SessionStore::record_quorum_answer).
+    pub fn record_resume(&self, sent: Moment) {
+        self.lease.record_resume(sent);
     }
 
     /// Turns steady mode on or off, for backends that need no heartbeat. In steady mode the lease lasts until the
     /// session is over. When steady mode is turned off, the lease lasts for its full duration from now on.
-    pub fn steady(&self, steady: bool) {
-        self.lease.steady(steady);
+    pub fn set_steady(&self, steady: bool) {
+        self.lease.set_steady(steady);
         self.renewal_wake.notify_one();
         self.notify_all();
     }
@@ -169,7 +170,7 @@ impl SessionStore {
     /// A backend must report a lost connection before any answer that comes on the next connection. A connection that
     /// breaks before it was reported as back is reported as lost, too.
     pub fn set_connected(&self, is_connected: bool) {
-        let lost = self.lease.lost_since();
+        let lost = self.lease.disconnected_since();
         let has_changed = self.lease.set_connected(is_connected);
         self.renewal_wake.notify_one();
         if has_changed && !is_connected {
@@ -177,7 +178,7 @@ impl SessionStore {
         }
         if has_changed {
             lost.iter().for_each(|lost| meter::record_connection_break(lost.elapsed()));
-            self.log_link(is_connected);
+            self.log_connection_change(is_connected);
         }
         self.notify_all();
         let _panicked = catch_panic(|| self.link_changed.notify_waiters());
@@ -185,7 +186,7 @@ impl SessionStore {
 
     /// Records the end of the session, unless an earlier end is recorded. Every node that waits or is held, and is not
     /// lost yet, is then lost.
-    pub fn end(&self, why: Ending) {
+    pub fn record_end_and_report(&self, why: Ending) {
         self.record_end(why);
         // The end of the session is recorded as the loss of each node now, before an event can report the deletion of
         // the node as its loss.
@@ -196,10 +197,11 @@ impl SessionStore {
     }
 
     /// Records the end of the session, but reports no loss yet, because reporting a loss calls wakers. A backend calls
-    /// this method while it holds a mutex of its own, and [`SessionStore::end`] after it has released the mutex.
+    /// this method while it holds a mutex of its own, and [`SessionStore::record_end_and_report`] after it has released
+    /// the mutex.
     pub(crate) fn record_end(&self, why: Ending) {
-        let lost = self.lease.lost_since();
-        if self.lease.end(why) {
+        let lost = self.lease.disconnected_since();
+        if self.lease.record_end(why) {
             meter::increment_counter(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
             lost.filter(|_| why != Ending::Closed)
                 .iter()
@@ -256,17 +258,19 @@ impl SessionStore {
     }
 
     /// Records the created node, from the answer to its create, or from a listing after that answer was lost. Until
-    /// [`SessionStore::forget`], the task `keep_alive` watches and checks the node. Fails as `NodeState::created` does.
+    /// [`SessionStore::forget_node`], the task `keep_alive` watches and checks the node. Fails as
+    /// `NodeState::record_created` does.
     pub(crate) fn record_created(&self, node: &Arc<Node>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
-        let (answer, _unlocked) = node.change(|it| (it.state.created(created, session, now), it.creating.take()));
+        let (answer, _unlocked) =
+            node.change(|it| (it.state.record_created(created, session, now), it.creating.take()));
         answer?;
-        self.add(node);
+        self.add_node(node);
         Ok(())
     }
 
     /// Removes a node from this record, because its owner has left it.
-    pub(crate) fn forget(&self, node: &Arc<Node>) {
+    pub(crate) fn forget_node(&self, node: &Arc<Node>) {
         if !self.lease.is_connected() {
             // Drops the watch on the node. If the watch stayed, it would be armed again after the reconnect.
             let _unlocked = node.change(|it| it.own.take());
@@ -277,13 +281,13 @@ impl SessionStore {
     /// Returns how often the connection was lost. A connection that breaks before it is reported as back is not
     /// counted. Two answers that came while the session was connected came on the same connection if this count is the
     /// same at both.
-    pub fn connection(&self) -> u64 {
+    pub fn connection_number(&self) -> u64 {
         self.record.lock().connection
     }
 
-    /// Adds a created node, which stays until [`SessionStore::forget`]. If the session has no other node, and the next
-    /// renewal of the lease would be too late for this node, also wakes the task that renews the lease.
-    pub(super) fn add(&self, node: &Arc<Node>) {
+    /// Adds a created node, which stays until [`SessionStore::forget_node`]. If the session has no other node, and the
+    /// next renewal of the lease would be too late for this node, also wakes the task that renews the lease.
+    pub(super) fn add_node(&self, node: &Arc<Node>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut record = self.record.lock();
         record.nodes.insert(node.number, Arc::clone(node));
@@ -316,7 +320,7 @@ impl SessionStore {
     /// Calls [`Node::detect_loss`] on each node, which records and reports a loss if there is one. Then wakes every
     /// task that waits for a change of a node.
     pub(crate) fn detect_all_losses(&self) {
-        for node in self.all() {
+        for node in self.all_nodes() {
             // A loss calls the wakers of callers. If a waker panics, the losses of the other nodes must still be
             // recorded.
             let _panicked = catch_panic(|| node.detect_loss());
@@ -325,8 +329,10 @@ impl SessionStore {
     }
 
     /// Logs, for each node that is still held, that the connection is lost (`false`) or back (`true`).
-    pub(crate) fn log_link(&self, is_connected: bool) {
-        for node in self.all().into_iter().filter(|node| node.is_held_even_if_lost() && node.detect_loss().is_none()) {
+    pub(crate) fn log_connection_change(&self, is_connected: bool) {
+        for node in
+            self.all_nodes().into_iter().filter(|node| node.is_held_even_if_lost() && node.detect_loss().is_none())
+        {
             let (node, left) = (node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
                 emit!(INFO, node, ?left, "the connection is back, and the lock is still held");
@@ -338,19 +344,19 @@ impl SessionStore {
 
     /// Wakes every task that waits for a change of a node.
     pub(crate) fn notify_all(&self) {
-        for node in self.all() {
+        for node in self.all_nodes() {
             let _panicked = catch_panic(|| node.changed.notify_waiters());
         }
     }
 
-    fn all(&self) -> Vec<Arc<Node>> {
+    fn all_nodes(&self) -> Vec<Arc<Node>> {
         self.record.lock().nodes.values().cloned().collect()
     }
 
     /// Returns the paths of this session's nodes that exist, as far as the session knows, and that are not being
     /// replaced.
     pub(crate) fn own_paths(&self) -> BTreeSet<String> {
-        self.all().iter().filter_map(|node| node.path_if_in_place()).collect()
+        self.all_nodes().iter().filter_map(|node| node.path_if_in_place()).collect()
     }
 
     pub(crate) fn has_no_nodes(&self) -> bool {

@@ -49,7 +49,7 @@ impl SessionStore {
     /// Returns the store of a session that begins now on this clock.
     pub(super) fn begun_on(timeout: Duration, clock: impl Fn() -> Moment + Send + Sync + 'static) -> Arc<SessionStore> {
         let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(clock))));
-        store.began(store.lease().now());
+        store.record_begin(store.lease().now());
         store
     }
 
@@ -65,7 +65,7 @@ impl SessionStore {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let node = self.new_node(&Arc::from("/lock"), &PathLabel::new(&Arc::from("/lock"), None), &tag, Mode::Write);
         node.waits_at(path);
-        self.add(&node);
+        self.add_node(&node);
         node
     }
 }

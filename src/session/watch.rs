@@ -11,7 +11,7 @@ use crate::session::contract::Session;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Reply, Watch};
-use crate::session::retry::{RetryLimit, repeat};
+use crate::session::retry::{RetryLimit, repeat_within_limit};
 use crate::telemetry::log::emit;
 
 /// The most requests for a watch that one call of [`watch_own_nodes`] has under way at a time.
@@ -30,7 +30,7 @@ impl Node {
         session: &Arc<dyn Session>,
     ) -> Option<impl Future<Output = Result<(), Failure>> + Send + use<>> {
         let path = self.change(|it| it.state.take_path_to_watch())?;
-        let (connection, watch) = (session.store().connection(), session.watch(&path));
+        let (connection, watch) = (session.store().connection_number(), session.watch(&path));
         let (node, session) = (Arc::clone(self), Arc::clone(session));
         Some(async move {
             let answer = await_watch(&session, &path, connection, watch).await;
@@ -50,9 +50,9 @@ async fn await_watch(
 ) -> Result<Watch, Failure> {
     loop {
         match watch.await {
-            Err(Failure::NoNode) if presence::is_there(session, path, None).await? => {
+            Err(Failure::NoNode) if presence::exists_at_leader(session, path, None).await? => {
                 presence::leave_server(session, connection, path).await?;
-                (connection, watch) = (session.store().connection(), session.watch(path));
+                (connection, watch) = (session.store().connection_number(), session.watch(path));
             }
             answer => return answer,
         }
@@ -64,7 +64,7 @@ async fn await_watch(
 pub(super) async fn watch_own_nodes(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
     let arm = async |node: Arc<Node>| {
         let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));
-        match repeat(&session, RetryLimit::ENDLESS, request).await {
+        match repeat_within_limit(&session, RetryLimit::ENDLESS, request).await {
             Ok(()) | Err(Failure::Over(_)) => {}
             Err(failure) => log_cannot_watch(&node, &failure),
         }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::queue::mode::{Aim, Mode};
+use crate::queue::mode::{AcquisitionAim, Mode};
 #[cfg(feature = "metrics")]
 use crate::telemetry::{metrics, names};
 
@@ -59,7 +59,7 @@ pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<RaisedGauge>);
 struct RaisedGauge {
     gauge: &'static str,
     /// The value of the label `mode`. `None` for a gauge without this label.
-    aim: Option<Aim>,
+    aim: Option<AcquisitionAim>,
     path: Option<Arc<PathLabel>>,
     began: Instant,
 }
@@ -67,7 +67,7 @@ struct RaisedGauge {
 impl GaugeGuard {
     /// Adds one to the gauge. `aim` becomes the gauge's label `mode`, and `path` its label `path`. A gauge without one
     /// of these labels gets `None` for it.
-    pub(crate) fn new(gauge: &'static str, aim: Option<Aim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
+    pub(crate) fn new(gauge: &'static str, aim: Option<AcquisitionAim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
             Some(RaisedGauge::raise(gauge, aim, path.cloned())),
@@ -92,14 +92,14 @@ impl GaugeGuard {
     pub(crate) fn change_mode_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some(path) = self.0.as_ref().and_then(|held| held.path.clone()) {
-            *self = GaugeGuard::new(names::HOLDING, Some(Aim::Lock(Mode::Read)), Some(&path));
+            *self = GaugeGuard::new(names::HOLDING, Some(AcquisitionAim::Lock(Mode::Read)), Some(&path));
         }
     }
 }
 
 #[cfg(feature = "metrics")]
 impl RaisedGauge {
-    fn raise(gauge: &'static str, aim: Option<Aim>, path: Option<Arc<PathLabel>>) -> RaisedGauge {
+    fn raise(gauge: &'static str, aim: Option<AcquisitionAim>, path: Option<Arc<PathLabel>>) -> RaisedGauge {
         let raised = RaisedGauge { gauge, aim, path, began: Instant::now() };
         metrics::add_to_gauge(raised.key(gauge), 1);
         raised
@@ -141,7 +141,7 @@ pub(crate) fn record_connection_break(length: Duration) {
 
 /// Records the number of other nodes in the directory at a contender's first listing. Nodes that are not contenders
 /// count, too.
-pub(crate) fn record_queue_length(aim: Aim, path: &PathLabel, others: usize) {
+pub(crate) fn record_queue_length(aim: AcquisitionAim, path: &PathLabel, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::record_measurement(
         metric_key(names::QUEUE_LENGTH, Some(path), &[("mode", mode_label(aim))]),
@@ -150,10 +150,10 @@ pub(crate) fn record_queue_length(aim: Aim, path: &PathLabel, others: usize) {
 }
 
 /// Returns the value of the label `mode`.
-pub(crate) fn mode_label(aim: Aim) -> &'static str {
+pub(crate) fn mode_label(aim: AcquisitionAim) -> &'static str {
     match aim {
-        Aim::Lock(Mode::Read) => "read",
-        Aim::Lock(Mode::Write) => "write",
-        Aim::Permit => "permit",
+        AcquisitionAim::Lock(Mode::Read) => "read",
+        AcquisitionAim::Lock(Mode::Write) => "write",
+        AcquisitionAim::Permit => "permit",
     }
 }

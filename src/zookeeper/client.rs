@@ -14,7 +14,7 @@ use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
-use crate::session::retry::within;
+use crate::session::retry::run_until;
 use crate::session::thread::{BackgroundThread, is_forked, panic_message, sleep};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, FAREWELL};
@@ -217,7 +217,7 @@ impl Coordinator for ZooKeeper {
         }
         let confirmed = sessions.iter().map(|session| async move {
             let mut follower = session.follower.clone();
-            within(session.sleep(session.timeout()), follower.changed()).await
+            run_until(session.sleep(session.timeout()), follower.changed()).await
         });
         join_all(confirmed).await;
         // Gives the log subscriber some time to receive the events about the end of the sessions.
@@ -310,7 +310,7 @@ impl ClientSessions {
         let idle: Vec<_> = sessions.extract_if(others, |session| !session.is_in_use()).collect();
         drop(sessions);
         if let Some(first) = over.first()
-            && let Some((lost, ending)) = first.lease().lost_since().zip(first.lease().ending())
+            && let Some((lost, ending)) = first.lease().disconnected_since().zip(first.lease().ending())
         {
             self.outage.record_start(lost, ReconnectSchedule::after_loss(first.lease()), ending);
         }
@@ -329,7 +329,7 @@ impl ClientSessions {
         let sessions = self.sessions.lock();
         let alive = sessions.iter().find(|session| session.lease().ending().is_none());
         let (is_alive, lost) =
-            (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lease().lost_since()));
+            (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lease().disconnected_since()));
         drop(sessions);
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;

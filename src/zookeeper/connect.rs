@@ -40,7 +40,7 @@ impl ReconnectSchedule {
     /// or was replaced. It was replaced if a server gave the client another session on a reconnect.
     pub(super) fn after_loss(lease: &Lease) -> Option<ReconnectSchedule> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
-        let (answered, ended) = lease.away().filter(|_| is_lost)?;
+        let (answered, ended) = lease.last_answer_and_end().filter(|_| is_lost)?;
         let due = ended + reconnect_jitter(ended.saturating_sub(answered), lease.timeout(), random());
         Some(ReconnectSchedule { answered, due })
     }
@@ -165,8 +165,8 @@ pub(super) async fn new_session(
     if !options.makes_root_at_once {
         return Ok(session);
     }
-    let root_made = retry::repeat(&shared, RetryLimit::ENDLESS, || shared.make_root());
-    match retry::within(sleep(bound), root_made).await.unwrap_or_else(|| Err(late())) {
+    let root_made = retry::repeat_within_limit(&shared, RetryLimit::ENDLESS, || shared.make_root());
+    match retry::run_until(sleep(bound), root_made).await.unwrap_or_else(|| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
@@ -204,8 +204,8 @@ mod tests {
             // session ends.
             let clock = move || second + 40 * second * u32::from(began.fetch_add(1, Ordering::Relaxed) > 0);
             let store = SessionStore::new(Lease::with_clock(30 * second, Box::new(clock)));
-            store.began(second);
-            store.end(why);
+            store.record_begin(second);
+            store.record_end_and_report(why);
             ReconnectSchedule::after_loss(store.lease())
         };
         for why in [Ending::Closed, Ending::AuthFailed] {

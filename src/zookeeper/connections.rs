@@ -24,7 +24,7 @@ use zookeeper_client as zk;
 use crate::session::contract;
 use crate::session::lease::{Moment, since_boot};
 use crate::session::request::{self, Ending, Failure, Operation, is_from_quorum};
-use crate::session::retry::{self, within};
+use crate::session::retry::{self, run_until};
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::{Mutex, mpsc, random, watch};
@@ -82,7 +82,7 @@ impl ConnectConfig {
         let sockets = crate::zookeeper::sockets::SocketSnapshot::take();
         let began = since_boot();
         let opened =
-            within(sleep(limit), OpenedConnection::open(connector, &server, self.options.is_encrypted())).await;
+            run_until(sleep(limit), OpenedConnection::open(connector, &server, self.options.is_encrypted())).await;
         // The crate has a time limit of its own, which is at most three fifths of the session timeout. Its errors
         // `NoHosts` and `Timeout` may mean that this limit has passed, or that the attempt has failed earlier. So they
         // count as silence if 7/8 of the shorter of the two limits have passed.
@@ -258,7 +258,7 @@ impl ServedConnection {
     /// the drop of the last clone closes the session.
     async fn close_session(mut self, limit: Duration) {
         drop_catching_panic(self.unready.take());
-        let _ended = within(sleep(limit), self.wait_for_end()).await;
+        let _ended = run_until(sleep(limit), self.wait_for_end()).await;
     }
 }
 
@@ -304,7 +304,7 @@ impl SessionConnections {
                 }
             };
             if let ConnectionEnd::Over(ending) = why {
-                self.store.end(ending);
+                self.store.record_end_and_report(ending);
                 served.close_session(self.granted).await;
                 break ending;
             }
@@ -350,7 +350,7 @@ impl SessionConnections {
     pub(super) fn end_session(&self, why: Ending) {
         // The end is recorded first. So the guards of this session are lost before the server can give their locks to
         // other contenders.
-        self.store.end(why);
+        self.store.record_end_and_report(why);
         // Only ClickHouse Keeper answers a reconnect with another session. So the servers must be ClickHouse Keeper.
         if why == Ending::Replaced {
             self.features.keeper.mark_as_clickhouse();
@@ -375,7 +375,7 @@ impl SessionConnections {
         task: F,
     ) -> impl Future<Output = ()> + use<F> {
         let this = Arc::downgrade(self);
-        retry::on_panic(task, move || {
+        retry::with_panic_handler(task, move || {
             let this = this.upgrade().filter(|it| it.store.lease().ending().is_none() && !it.pipeline.is_closed());
             if let Some(it) = this {
                 emit!(ERROR, session = it.hex_session_id(), "a task of a session has panicked, which ends the session");
@@ -476,7 +476,7 @@ impl SessionConnections {
         attempts: &mut Attempts,
     ) -> Option<ConnectionEnd> {
         let LeaveServerRequest { connection, node, answer } = asked;
-        if connection != self.store.connection() {
+        if connection != self.store.connection_number() {
             let _unheard = answer.send(Ok(false));
             return None;
         }
@@ -498,7 +498,7 @@ impl SessionConnections {
         Some(tokio::select! {
             biased;
             ended = served.wait_for_end() => ended,
-            _ = within(sleep(self.granted / 12), writes) => ConnectionEnd::Left,
+            _ = run_until(sleep(self.granted / 12), writes) => ConnectionEnd::Left,
         })
     }
 
@@ -528,7 +528,7 @@ impl SessionConnections {
                             return Ok(served);
                         }
                         Err(ConnectionEnd::Over(ending)) => {
-                            self.store.end(ending);
+                            self.store.record_end_and_report(ending);
                             served.close_session(self.granted).await;
                             return Err(ending);
                         }
@@ -549,7 +549,7 @@ impl SessionConnections {
     /// connection is ready. Fails if the connection cannot be made ready, or if the server gave another session or too
     /// short a timeout.
     ///
-    /// [`SessionStore::resumed`] records when the handshake was sent. The handshake extends the lease only once a
+    /// [`SessionStore::record_resume`] records when the handshake was sent. The handshake extends the lease only once a
     /// quorum has answered ([`SessionConnections::check_with_quorum`]).
     async fn make_ready_unless_idle(
         &self,
@@ -572,7 +572,7 @@ impl SessionConnections {
             );
             return Err(ConnectionEnd::Over(Ending::Expired));
         }
-        self.store.resumed(handshake);
+        self.store.record_resume(handshake);
         // The connection of an idle session is not checked with a transaction. So many idle clients that reconnect at
         // the same time cost the ensemble no transactions.
         let is_idle = self.store.has_no_nodes() && self.watches.is_empty() && !self.pipeline.has_waiting_requests();
@@ -603,7 +603,7 @@ impl SessionConnections {
             ended = served.wait_for_end() => Err(ended),
             ready = ready => ready,
         };
-        let lost = self.store.lease().lost_since().filter(|_| is_checked && ready.is_err());
+        let lost = self.store.lease().disconnected_since().filter(|_| is_checked && ready.is_err());
         if lost.is_some_and(|lost| lost.elapsed() > self.granted * 7 / 5) {
             emit!(
                 ERROR,
@@ -620,11 +620,11 @@ impl SessionConnections {
     async fn check_with_quorum(&self, client: &zk::Client) -> Result<(), ConnectionEnd> {
         let sent = self.store.lease().now();
         let check = [Operation::Check { path: "/".to_owned(), version: None }];
-        let answer = within(sleep(self.granted / 4), commit(client, &check, &self.rights.acl, &self.whom)).await;
+        let answer = run_until(sleep(self.granted / 4), commit(client, &check, &self.rights.acl, &self.whom)).await;
         match answer {
             None => Err(ConnectionEnd::Silent),
             Some(answer) if is_from_quorum(&answer) => {
-                self.store.acknowledged(sent);
+                self.store.record_quorum_answer(sent);
                 Ok(())
             }
             Some(Err(Failure::Over(ending))) => Err(ConnectionEnd::Over(ending)),
@@ -693,7 +693,7 @@ impl SessionConnections {
     /// gone, in the nearest directory above that exists.
     async fn end_session_if_restored(&self, client: &zk::Client, path: &str) -> Result<(), ConnectionEnd> {
         let newest = self.store.newest_zxid();
-        let mut directory = contract::directory_for_check_node(path);
+        let mut directory = contract::parent_for_check_node(path);
         loop {
             let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.hex_session_id());
             let operations = [
@@ -708,7 +708,7 @@ impl SessionConnections {
                     return Err(ConnectionEnd::Over(Ending::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {
-                    directory = request::parent(directory);
+                    directory = request::parent_path(directory);
                 }
                 _ => return Ok(()),
             }

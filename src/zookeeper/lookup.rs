@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_io::Async;
 
 use crate::session::lease::{Moment, since_boot};
-use crate::session::retry::within;
+use crate::session::retry::run_until;
 use crate::session::thread::sleep;
 use crate::sync::{Mutex, watch};
 
@@ -46,7 +46,7 @@ async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> Looku
     }
     loop {
         let mut answer = join_or_begin_lookup(of, patience, look_up);
-        if let Some(found) = within(sleep(patience), answer.wait_for(Option::is_some)).await {
+        if let Some(found) = run_until(sleep(patience), answer.wait_for(Option::is_some)).await {
             let found = found.ok().and_then(|found| found.clone());
             return found.unwrap_or_else(|| Err("the look-up was given up".to_owned()));
         }

@@ -27,7 +27,7 @@ pub(super) enum RequestKind {
     /// reported to the lease as [answered](SessionStore::record_answer).
     Read,
     /// A request that a quorum commits. If its reply proves the commit, the reply is reported to the lease as
-    /// [acknowledged](SessionStore::acknowledged).
+    /// [acknowledged](SessionStore::record_quorum_answer).
     Write,
     /// A write that only removes a node: a node of this session, a directory, or a node of another session. Closing the
     /// session does not wait for the reply, because the server receives the removal before the close, and carries it
@@ -302,7 +302,7 @@ where
                 pipeline.store.record_answer(sent);
             }
             RequestKind::Read => {}
-            _ if is_from_quorum(&answer) => pipeline.store.acknowledged(sent),
+            _ if is_from_quorum(&answer) => pipeline.store.record_quorum_answer(sent),
             _ => {}
         }
         self.deliver_answer(answer);

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use futures_util::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::error::Error;
-use crate::session::retry::within;
+use crate::session::retry::run_until;
 use crate::session::thread::sleep;
 use crate::telemetry::log::emit;
 use crate::zookeeper::connections::ConnectConfig;
@@ -99,7 +99,7 @@ pub async fn send_four_letter_word(
         while answer.len() < MOST && receive(&mut *stream, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    let answer = within(sleep(limit), answered).await.ok_or("does not answer")?;
+    let answer = run_until(sleep(limit), answered).await.ok_or("does not answer")?;
     answer.map_err(|error| error.to_string())
 }
 
@@ -150,14 +150,14 @@ const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an ans
 /// Sends `srvr`, and reads the answer until its end, until the peer pauses, or until [`ENOUGH`] bytes have come.
 async fn ask_srvr(stream: &mut dyn ByteStream, answer: &mut Vec<u8>) -> io::Result<()> {
     send(stream, b"srvr").await?;
-    if let Some(first) = within(sleep(END_OF_LINE), receive(stream, answer)).await {
+    if let Some(first) = run_until(sleep(END_OF_LINE), receive(stream, answer)).await {
         first?;
     } else {
         send(stream, b"\r\n\r\n").await?;
         receive(stream, answer).await?;
     }
     while !answer.is_empty() && answer.len() < ENOUGH {
-        match within(sleep(AT_ONCE), receive(stream, answer)).await {
+        match run_until(sleep(AT_ONCE), receive(stream, answer)).await {
             Some(Ok(more)) if more > 0 => {}
             _ => break,
         }
@@ -167,7 +167,7 @@ async fn ask_srvr(stream: &mut dyn ByteStream, answer: &mut Vec<u8>) -> io::Resu
 
 /// Returns the result of `work`, or `None` at the deadline.
 async fn within_deadline<T>(deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
-    within(sleep(deadline.saturating_duration_since(Instant::now())), work).await
+    run_until(sleep(deadline.saturating_duration_since(Instant::now())), work).await
 }
 
 /// Describes the peer by its answer to `srvr`. Also returns whether the description explains why there is no session.

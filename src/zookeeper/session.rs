@@ -14,7 +14,7 @@ use crate::session::contract::{Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
 use crate::session::request::{
-    self, Contents, Created, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
+    self, Created, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch, parent_path,
 };
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
@@ -65,7 +65,7 @@ impl ZooKeeperSession {
         let (client, options) = (&connection.client, &finder.config.options);
         options.check_lease().map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
         let store = Arc::new(SessionStore::new(options.new_lease()));
-        store.began(started);
+        store.record_begin(started);
         let ((follows, follower), (leaves, asked)) = (watch::channel(()), mpsc::unbounded_channel());
         let id = client.session_id().0;
         log::mark_sessions_begun();
@@ -161,7 +161,7 @@ impl Session for ZooKeeperSession {
         self.connections.session.id().0
     }
 
-    fn is_own(&self, session: i64) -> bool {
+    fn is_session_of_process(&self, session: i64) -> bool {
         self.connections.background.sessions.lock().contains(&session)
     }
 
@@ -183,7 +183,7 @@ impl Session for ZooKeeperSession {
         self.send_request(RequestKind::Write, path, move |client, it, path| {
             let (data, newest) = (Arc::clone(&data), it.store.newest_zxid());
             async move {
-                let failure = |error| it.translate_error(error, ("CREATE", parent(&path)));
+                let failure = |error| it.translate_error(error, ("CREATE", parent_path(&path)));
                 let options = create_mode(kind).with_acls(zk::Acls::new(&it.rights.acl.entries));
                 let created = client.create(&path, &data, &options).await;
                 let (stat, sequence) = match kind {
@@ -203,7 +203,7 @@ impl Session for ZooKeeperSession {
 
     fn delete(&self, path: &str) -> Reply<()> {
         self.send_request(RequestKind::Removal, path, |client, it, path| async move {
-            client.delete(&path, None).await.map_err(|error| it.translate_error(error, ("DELETE", parent(&path))))
+            client.delete(&path, None).await.map_err(|error| it.translate_error(error, ("DELETE", parent_path(&path))))
         })
     }
 
@@ -232,9 +232,9 @@ impl Session for ZooKeeperSession {
         })
     }
 
-    fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
+    fn data_of_each(&self, paths: &[String]) -> Reply<NodeContents> {
         if paths.len() < 2 || !self.connections.features.has_multi_read() {
-            return request::join_readable(paths.iter().map(|path| self.data(path)).collect());
+            return request::join_readable_replies(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
         self.send_request(RequestKind::Read, &paths[0], move |client, it, first| {
@@ -339,9 +339,9 @@ async fn make_root(client: Arc<zk::Client>, it: Arc<SessionConnections>) -> Resu
     let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
     let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&it.rights.acl.entries));
     let Err(error) = whole.mkdir(&root, &options).await else { return Ok(()) };
-    let mut above = parent(&root);
+    let mut above = parent_path(&root);
     while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
-        above = parent(above);
+        above = parent_path(above);
     }
     // The paths in other errors do not contain the root. The path in this error lies above the root, so the error also
     // says what the root is.

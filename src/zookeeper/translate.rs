@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zookeeper_client as zk;
 
 use crate::queue::metadata::LAST_WRITTEN;
-use crate::session::request::{Contents, Created, Denied, Ending, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Created, Denied, Ending, Failure, Kind, NodeContents, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn create_mode(kind: Kind) -> zk::CreateMode {
@@ -55,7 +55,7 @@ pub(super) async fn commit(
 
 /// Reads the data of several nodes in one request, which is sent in the first poll. The result is `None` for a node
 /// that does not exist or that this client may not read.
-pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Result<Contents, zk::Error> {
+pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Result<NodeContents, zk::Error> {
     let mut reader = client.new_multi_reader();
     paths.iter().try_for_each(|path| reader.add_get_data(path))?;
     let nodes = reader.commit().await?;

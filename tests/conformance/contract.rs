@@ -515,17 +515,17 @@ pub async fn a_server_is_left_with_the_same_session<H: Harness>(h: &H) {
     let (node, watched) = (stage.node("own", Kind::Ephemeral).await, stage.node("watched", Kind::Persistent).await);
     let watch = stage.a.watch(&watched).await.expect("armed");
     let left = async |connection| soon("an answer", stage.a.leave_server(connection, &node)).await;
-    let mut connection = stage.a.store().connection();
+    let mut connection = stage.a.store().connection_number();
     for _ in 0..3 {
         assert_eq!(left(connection).await, Ok(true));
         assert!(stage.a.data(&node).await.is_ok(), "the session and its node go on");
         assert_eq!(left(connection).await, Ok(false), "this connection is lost already");
-        assert!(stage.a.store().connection() > connection);
-        connection = stage.a.store().connection();
+        assert!(stage.a.store().connection_number() > connection);
+        connection = stage.a.store().connection_number();
     }
     let diverged = left(connection).await.expect_err("no other server is left");
     assert!(matches!(&diverged, Failure::Diverged { node: about, .. } if *about == node), "{diverged}");
-    assert_eq!(stage.a.store().connection(), connection);
+    assert_eq!(stage.a.store().connection_number(), connection);
     stage.b.delete(&watched).await.expect("deleted");
     assert_eq!(event(watch).await, Event::Deleted);
 }

@@ -42,7 +42,7 @@ fn the_page_shows_the_phases_of_each_machine() {
     assert!(machines.len() > 3, "they are on the page");
     for (row, (file, name)) in machines.into_iter().zip([
         ("session/node/state.rs", "Phase"),
-        ("session/leaving.rs", "Leaving"),
+        ("session/leaving.rs", "NodeRemoval"),
         ("queue/turn.rs", "Step"),
     ]) {
         let source = fs::read_to_string(root().join("src").join(file)).expect("it is there");

@@ -113,7 +113,7 @@ impl Picture {
 fn lease() -> Duration {
     let now = Lease::new(TIMEOUT).now();
     let store = SessionStore::new(Lease::with_clock(TIMEOUT, Box::new(move || now)));
-    store.began(now);
+    store.record_begin(now);
     store.lease().remaining().expect("the lease has just begun")
 }
 

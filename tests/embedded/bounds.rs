@@ -292,7 +292,7 @@ async fn confirmed_by(
 async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
     let renew = |tries, store: &SessionStore| {
         if tries == 3 {
-            store.began(store.lease().now());
+            store.record_begin(store.lease().now());
         }
         None
     };
@@ -314,7 +314,7 @@ async fn a_permit_is_granted_only_under_a_valid_lease() {
             && path.contains("-PERMIT-")
         {
             checked.one_more();
-            renewed.began(renewed.lease().now());
+            renewed.record_begin(renewed.lease().now());
         }
         None
     });
@@ -339,7 +339,7 @@ async fn a_loss_ends_an_acquisition_whose_lease_renewal_is_unanswered() {
         if let Request::Transact([Operation::Check { path, .. }]) = asked
             && path.contains("-WRITE-")
         {
-            over.end(Ending::Expired);
+            over.record_end_and_report(Ending::Expired);
         }
         None
     });

@@ -14,7 +14,7 @@ use std::task::Poll;
 use support::polled::{now, write};
 use support::wired::Wired;
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::coordinator::{Coordinator, Operation, permits_of};
+use zk_rwlock::coordinator::{Coordinator, Operation, permits_in_name};
 use zk_rwlock::{Error, Hold, Loss, Memory, Mode, RwLock, Semaphore};
 
 const LOCK: &str = "/lock";
@@ -189,7 +189,7 @@ impl World {
         let held = self.contenders.iter().filter(|it| it.is_held()).count();
         match self.subject {
             Subject::Permit => {
-                let taken: u32 = self.zk.children(PERMITS).iter().filter_map(|name| permits_of(name)).sum();
+                let taken: u32 = self.zk.children(PERMITS).iter().filter_map(|name| permits_in_name(name)).sum();
                 assert!(taken <= 1 && held <= 1, "{held} hold {taken} permits, and there is one");
                 let is_early = self.contenders[2].is_held() && self.contenders[1].work.is_some();
                 assert!(!is_early, "the waiter was granted before its predecessor");

@@ -147,7 +147,7 @@ impl World {
         let lease = Lease::with_clock(Duration::from_micros(timeout), Box::new(read));
         let lease = lease.with_tick_time(Duration::from_micros(tick));
         let store = SessionStore::new(lease);
-        store.began(Duration::from_micros(1));
+        store.record_begin(Duration::from_micros(1));
         World {
             random: Seeded(seed),
             rate,
@@ -366,12 +366,12 @@ impl World {
         if request.is_handshake {
             self.connected = true;
             self.store.set_connected(true);
-            self.store.resumed(sent);
+            self.store.record_resume(sent);
             self.ask(true);
             self.ask(false);
             self.at(self.now + self.settling(), Event::Check);
         } else if request.asks_quorum {
-            self.store.acknowledged(sent);
+            self.store.record_quorum_answer(sent);
             self.newest_acknowledged = self.newest_acknowledged.max(Some(request.sent));
         } else {
             self.store.record_answer(sent);

@@ -1,7 +1,7 @@
 //! An exhaustive search of a node's life: a create with lost replies, a hold, a downgrade or an exchange for a permit,
 //! and leaving at any point, with every fault.
 //!
-//! Contenders and removals decide with the library's own [`NodeState`] and [`Leaving`]. The model's server carries
+//! Contenders and removals decide with the library's own [`NodeState`] and [`NodeRemoval`]. The model's server carries
 //! requests out in the order of each session. A connection can break at any moment. Then each request without a reply
 //! is carried out, is carried out later, or is lost. After a newer write of a session, the server carries out no older
 //! one.
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
-    Created, Denied, Ending, EntryStep, Failure, Input, Leaving, NodeName, NodeState, Phase, RemovalReport,
+    Created, Denied, Ending, EntryStep, Failure, NodeName, NodeRemoval, NodeState, Phase, RemovalAnswer, RemovalReport,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -70,7 +70,7 @@ struct Member {
     may_signal: bool,
     /// The index in `removals` of the removal that the contender's release has started.
     release: Option<usize>,
-    removals: Vec<Leaving>,
+    removals: Vec<NodeRemoval>,
     /// The requests on the present connection.
     sent: VecDeque<Request>,
     /// The requests of earlier connections that may yet be carried out.
@@ -180,7 +180,7 @@ impl Member {
 
     fn asks_for_node(&mut self) {
         self.creates += 1;
-        self.node.create_sent(NOW, 0);
+        self.node.record_create_sent(NOW, 0);
         self.send(What::Create, By::Acquisition);
     }
 
@@ -189,7 +189,7 @@ impl Member {
     }
 
     /// Starts a removal. Sends its first request, unless the create is still in progress.
-    fn begins(&mut self, leaving: Leaving) {
+    fn begins(&mut self, leaving: NodeRemoval) {
         self.removals.push(leaving);
         self.asks(self.removals.len() - 1);
     }
@@ -197,16 +197,16 @@ impl Member {
     /// Sends the request that a removal needs.
     fn asks(&mut self, removal: usize) {
         let what = match &self.removals[removal] {
-            Leaving::Deleting(deletion) => What::Delete { path: deletion.path.clone(), signals: deletion.signals },
-            Leaving::Listing => What::List,
+            NodeRemoval::Deleting(deletion) => What::Delete { path: deletion.path.clone(), signals: deletion.signals },
+            NodeRemoval::Listing => What::List,
             // No request is needed now: the create is in progress, the connection is down, or the removal is over.
             _ => return,
         };
         self.send(what, By::Removal(removal));
     }
 
-    fn removal_hears(&mut self, removal: usize, input: Input) {
-        let leaving = std::mem::replace(&mut self.removals[removal], Leaving::Listing);
+    fn removal_hears(&mut self, removal: usize, input: RemovalAnswer) {
+        let leaving = std::mem::replace(&mut self.removals[removal], NodeRemoval::Listing);
         let (next, report) = leaving.advance(input);
         self.may_signal &= report != Some(RemovalReport::SignalRefused);
         self.removals[removal] = next;
@@ -215,9 +215,9 @@ impl Member {
 
     fn drops(&mut self) {
         self.is_dropped = true;
-        let removals = self.node.end(self.may_signal);
+        let removals = self.node.mark_left_in_any_phase(self.may_signal);
         for leaving in removals {
-            if let Leaving::Coming { .. } = leaving {
+            if let NodeRemoval::Coming { .. } = leaving {
                 let create = self.sent.iter_mut().find(|it| it.what == What::Create);
                 create.expect("the create is in progress").by = By::Removal(self.removals.len());
             }
@@ -236,7 +236,7 @@ impl Member {
             Reply::Created(Err(failure)) => {
                 // A server that denies the directory and yet has created the node lists this node.
                 let is_listed = failure == Failure::NoNode;
-                if let Ok(step) = self.node.not_created(failure, is_listed) {
+                if let Ok(step) = self.node.record_create_failure(failure, is_listed) {
                     self.goes_on(step, creates);
                 }
             }
@@ -247,7 +247,7 @@ impl Member {
             Reply::Listed(Err(Failure::Unknown(_))) => self.send(What::List, By::Acquisition),
             Reply::Done(Ok(())) => self.move_node(),
             Reply::Done(Err(Failure::Unknown(_))) => self.moves(me),
-            Reply::Done(Err(Failure::NoAuth(_))) => self.node.cancel_move(),
+            Reply::Done(Err(Failure::NoAuth(_))) => self.node.record_not_replaced(),
             Reply::Done(Err(_)) | Reply::Listed(Err(_)) => {}
         }
     }
@@ -263,7 +263,7 @@ impl Member {
 
     fn stands_at(&mut self, path: String) {
         let created = Created { path, czxid: 1, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner: 1 };
-        self.node.created(&created, 1, NOW).expect("the node is ours");
+        self.node.record_created(&created, 1, NOW).expect("the node is ours");
     }
 
     fn path(&self) -> String {
@@ -281,10 +281,10 @@ impl Member {
 
     fn move_node(&mut self) {
         match self.has_held {
-            true => self.node.downgraded(contender(&self.path().replace("WRITE", "READ"))),
+            true => self.node.record_downgrade(contender(&self.path().replace("WRITE", "READ"))),
             false => {
-                self.node.exchanged(2);
-                self.node.hold(0);
+                self.node.record_exchange(2);
+                self.node.mark_held(0);
             }
         }
     }
@@ -336,13 +336,19 @@ impl State {
         let member = &mut self.members[me];
         match (by, reply) {
             (By::Acquisition, reply) => member.hears(me, reply, creates),
-            (By::Removal(removal), Reply::Created(answer)) => member.removal_hears(removal, Input::Created(answer)),
-            (By::Removal(removal), Reply::Done(answer)) => member.removal_hears(removal, Input::Deleted(answer)),
-            (By::Removal(removal), Reply::Listed(answer)) => member.removal_hears(removal, Input::Listed(answer)),
+            (By::Removal(removal), Reply::Created(answer)) => {
+                member.removal_hears(removal, RemovalAnswer::Created(answer))
+            }
+            (By::Removal(removal), Reply::Done(answer)) => {
+                member.removal_hears(removal, RemovalAnswer::Deleted(answer))
+            }
+            (By::Removal(removal), Reply::Listed(answer)) => {
+                member.removal_hears(removal, RemovalAnswer::Listed(answer))
+            }
         }
         let was_there = !member.is_over && !member.is_refused;
         let says_gone =
-            member.release.and_then(|at| member.removals.get(at)) == Some(&Leaving::Gone(Err(Failure::NoNode)));
+            member.release.and_then(|at| member.removals.get(at)) == Some(&NodeRemoval::Gone(Err(Failure::NoNode)));
         self.note_if_wrong(was_there && says_gone, "a repeated release reports that its node was already gone");
     }
 
@@ -393,24 +399,24 @@ impl State {
         let names: Vec<_> =
             self.nodes.iter().filter_map(|path| path.strip_prefix("/lock/")).map(str::to_owned).collect();
         for orphan in self.members[me].node.orphans(&names) {
-            self.members[me].begins(Leaving::delete(format!("/lock/{orphan}")));
+            self.members[me].begins(NodeRemoval::by_plain_delete(format!("/lock/{orphan}")));
         }
     }
 
     fn take(&mut self, me: usize) {
         self.lists(me);
-        self.members[me].node.hold(0);
+        self.members[me].node.mark_held(0);
         self.members[me].has_held = true;
     }
 
     fn link(&mut self, me: usize, removal: usize) {
         let is_over = self.members[me].is_over;
         let linked = if is_over { Err(Failure::Over(Ending::Expired)) } else { Ok(()) };
-        self.members[me].removal_hears(removal, Input::Linked(linked));
+        self.members[me].removal_hears(removal, RemovalAnswer::Linked(linked));
     }
 
     fn cut_off(member: &Member) -> Vec<usize> {
-        let is_cut = |(_, it): &(usize, &Leaving)| matches!(it, Leaving::Cut(_));
+        let is_cut = |(_, it): &(usize, &NodeRemoval)| matches!(it, NodeRemoval::Cut(_));
         member.removals.iter().enumerate().filter(is_cut).map(|(at, _)| at).collect()
     }
 
@@ -431,7 +437,7 @@ impl State {
                 }
             }
         }
-        let is_gone = |it: &Leaving| matches!(it, Leaving::Gone(_));
+        let is_gone = |it: &NodeRemoval| matches!(it, NodeRemoval::Gone(_));
         let all_gone = state.members.iter().all(|member| member.removals.iter().all(is_gone));
         state.wrong.is_none() && all_gone && state.nodes.is_empty()
     }
@@ -527,16 +533,16 @@ impl Model for Lives {
                 state.lists(me);
                 let member = &mut state.members[me];
                 let outside = (self.aims[me] == Aim::Permit).then(|| permit(me));
-                member.node.begin_move(outside);
+                member.node.begin_replacement(outside);
                 member.moves(me);
             }
             Action::Forge(me) => {
                 state.members[me].is_forged = true;
-                state.members[me].node.lose(Loss::Interfered);
+                state.members[me].node.record_loss(Loss::Interfered);
             }
             Action::Release(me) => {
                 let member = &mut state.members[me];
-                if let Some(leaving) = member.node.leave(member.may_signal) {
+                if let Some(leaving) = member.node.mark_left(member.may_signal) {
                     member.release = Some(member.removals.len());
                     member.begins(leaving);
                 }
@@ -547,7 +553,7 @@ impl Model for Lives {
                 state.expired += 1;
                 state.members[me].is_over = true;
                 state.members[me].late.clear();
-                state.members[me].node.lose(Loss::SessionOver(Ending::Expired));
+                state.members[me].node.record_loss(Loss::SessionOver(Ending::Expired));
                 state.nodes.retain(|path| !path.starts_with(&owner(me)) && *path != permit(me));
                 state.fail(me, &Failure::Over(Ending::Expired), self.creates);
             }

@@ -6,7 +6,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Departure, IfTaken, NodeName, Step as Decision, Waiter};
+use zk_rwlock::coordinator::{IfTaken, NodeName, PredecessorNews, Step as Decision, Waiter};
 
 /// The contenders that change their node's data before they delete it, which signals a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,7 +265,7 @@ impl State {
             Decision::Take(_) => Step::Holding(me),
             Decision::AskLeader(claim) => {
                 let differs = self.stands(me);
-                return self.hears(i, me, |waiter| waiter.leader_answered(claim, differs));
+                return self.hears(i, me, |waiter| waiter.next_after_leader_answer(claim, differs));
             }
             Decision::Evicted => Step::Done,
             Decision::AwaitAtLeader(_) => unreachable!("the model's server lists no node that it denies"),
@@ -387,7 +387,7 @@ impl Model for Protocol {
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().as_str().to_owned()).collect();
-                state.hears(i, me, |waiter| waiter.listed(&names, &[]));
+                state.hears(i, me, |waiter| waiter.next_after_listing(&names, &[]));
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };
@@ -400,7 +400,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, |waiter| waiter.departed(Departure::Missing));
+                    state.hears(i, me, |waiter| waiter.next_after_news(PredecessorNews::Missing));
                 }
             }
             Action::See(i) => {
@@ -413,8 +413,8 @@ impl Model for Protocol {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
                     }
-                    Event::Changed => state.hears(i, me, |waiter| waiter.departed(Departure::Signalled)),
-                    Event::Deleted => state.hears(i, me, |waiter| waiter.departed(Departure::ListAgain)),
+                    Event::Changed => state.hears(i, me, |waiter| waiter.next_after_news(PredecessorNews::Signalled)),
+                    Event::Deleted => state.hears(i, me, |waiter| waiter.next_after_news(PredecessorNews::ListAgain)),
                 }
             }
             Action::Ask(i) => {

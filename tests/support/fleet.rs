@@ -377,7 +377,9 @@ impl Coordinator for Process {
                 Some(line) => line,
                 None => {
                     let away = line.and_then(|line| {
-                        line.lease().away().map(|(answered, ended)| (ended - answered, line.lease().now() - ended))
+                        line.lease()
+                            .last_answer_and_end()
+                            .map(|(answered, ended)| (ended - answered, line.lease().now() - ended))
                     });
                     let line = self.0.open(away).await;
                     *locked(&self.0.line) = Some(Arc::clone(&line));
@@ -428,7 +430,7 @@ impl Line {
         // The library's lease uses the time 0 to mean "expired", so the clock begins at one second.
         let clock = move || asked.elapsed() + Duration::from_secs(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(clock))));
-        store.began(Duration::from_secs(1));
+        store.record_begin(Duration::from_secs(1));
         let line = Arc::new_cyclic(|this| Line {
             client: Arc::downgrade(client),
             servers: Arc::clone(&client.servers),
@@ -452,7 +454,7 @@ impl Line {
     }
 
     fn expire(&self) {
-        self.store.end(Ending::Expired);
+        self.store.record_end_and_report(Ending::Expired);
         self.link.send_modify(|link| link.0 = Link::Over);
         locked(&self.held).clear();
     }
@@ -505,7 +507,7 @@ impl Line {
     /// contender has two.
     async fn finish_resume(self: Arc<Self>, handshake: Duration) {
         *locked(&self.answered) = Instant::now();
-        self.store.resumed(handshake);
+        self.store.record_resume(handshake);
         for _ in 0..2 {
             self.servers.ask(RequestKind::Read, Box::new(|| 0));
         }
@@ -535,7 +537,7 @@ impl Line {
             if is_heard && !matches!(answer, Err(Failure::Over(_))) {
                 *locked(&line.answered) = Instant::now();
                 match asked.is_write() {
-                    true => line.store.acknowledged(sent),
+                    true => line.store.record_quorum_answer(sent),
                     false => line.store.record_answer(sent),
                 }
             }

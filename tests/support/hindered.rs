@@ -151,7 +151,7 @@ pub fn begun(timeout: Duration) -> (Arc<SessionStore>, Arc<AtomicU64>) {
     let hands = Arc::clone(&clock);
     let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
     let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(read))));
-    store.began(store.lease().now());
+    store.record_begin(store.lease().now());
     (store, clock)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zk_rwlock::coordinator::{Coordinator, Failure, permits_of};
+use zk_rwlock::coordinator::{Coordinator, Failure, permits_in_name};
 use zk_rwlock::queue::Member;
 use zk_rwlock::{Dialect, Error, Queue, RwLock, Semaphore};
 
@@ -92,7 +92,7 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     };
     let permits = format!("{}/permits", semaphore.path());
     Ok(match connect::send_request(zk, |session| session.children(&permits)).await {
-        Ok(names) => is_doubtful || names.iter().any(|name| permits_of(name).is_some()),
+        Ok(names) => is_doubtful || names.iter().any(|name| permits_in_name(name).is_some()),
         Err(failure) => is_doubtful && matches!(failure, Failure::NoAuth(_)),
     })
 }

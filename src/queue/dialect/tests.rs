@@ -44,9 +44,9 @@ fn a_written_name_is_parsed_back() {
         });
         let tag = Tag::new(dialect, tag);
         for mode in [Mode::Read, Mode::Write] {
-            let name = format!("{}0000000042", tag.prefix(mode));
+            let name = format!("{}0000000042", tag.name_prefix(mode));
             assert_eq!(dialect.parse_place(&name), Some(Place { mode, sequence: 42 }), "{name}");
-            assert!(name.starts_with(&tag.prefix(mode)) && tag.is_tag_of(&name), "{name}");
+            assert!(name.starts_with(&tag.name_prefix(mode)) && tag.is_tag_of(&name), "{name}");
             assert_eq!(name.len(), tag.len() + dialect.mode_marker(mode).len() + "0000000042".len(), "{name}");
             assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
         }
@@ -169,7 +169,7 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
             let modes = [mode, Mode::Read];
             let tag = Tag::new(dialect, tag.to_owned());
             let is_written_back = |mode: &Mode| {
-                let begins = name.strip_prefix(&tag.prefix(*mode));
+                let begins = name.strip_prefix(&tag.name_prefix(*mode));
                 begins.is_some_and(|number| number.parse() == Ok(sequence))
             };
             assert!(modes.iter().any(is_written_back) && tag.is_tag_of(name), "{dialect}");

@@ -73,7 +73,7 @@ fn a_contender_behind_a_tie_waits_for_it() {
 fn turns_gives_the_same_answers_as_turn() {
     let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
     for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
-        for (me, its_turn) in turns(Dialect::Native, &queue) {
+        for (me, its_turn) in all_turns(Dialect::Native, &queue) {
             assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
         }
     }
@@ -83,12 +83,12 @@ fn turns_gives_the_same_answers_as_turn() {
 fn contenders_ahead_are_listed_in_order_of_arrival() {
     let queue = queue("RWRW");
     assert_eq!(
-        ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Read), &queue),
+        names_ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Read), &queue),
         ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
     );
-    assert_eq!(ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
+    assert_eq!(names_ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
     let me = NodeName::parse("h~2-READ-0000000002").unwrap();
-    assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
+    assert_eq!(names_ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
     assert_eq!(place_and_length(&me, &queue), (3, 4));
 }
 
@@ -113,10 +113,10 @@ fn the_first_foreign_name_in_text_order_is_reported() {
     let me = NodeName::parse("h~0-WRITE-0000000009").unwrap();
     for _ in 0..queue.len() {
         queue.rotate_left(1);
-        assert_eq!(turn_and_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
+        assert_eq!(turn_and_foreign_name(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
     }
     queue.retain(|name| name.starts_with('h'));
-    assert_eq!(turn_and_foreign(&me, &queue), (Turn::Granted, None));
+    assert_eq!(turn_and_foreign_name(&me, &queue), (Turn::Granted, None));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_native_name_is_foreign_in_another_dialect() {
     let me = NodeName::parse_as(&mine, Dialect::Curator).unwrap();
     for number in [4, 9] {
         let queue = [mine.clone(), format!("h~0-WRITE-{number:010}")];
-        assert_eq!(turn_and_foreign(&me, &queue).1, Some(&queue[1][..]));
+        assert_eq!(turn_and_foreign_name(&me, &queue).1, Some(&queue[1][..]));
     }
 }
 
@@ -150,13 +150,13 @@ fn waiter(signals_release: bool) -> Waiter<NodeName> {
 impl Waiter<NodeName> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        self.listed(&names, &[])
+        self.next_after_listing(&names, &[])
     }
 
     /// Answers the claim of `step` as the leader. `differs` says whether the leader contradicts the claim.
     fn hears_of(&mut self, step: Step, differs: bool) -> Step {
         let Step::AskLeader(claim) = step else { panic!("{step:?}") };
-        self.leader_answered(claim, differs)
+        self.next_after_leader_answer(claim, differs)
     }
 }
 
@@ -181,7 +181,7 @@ fn a_waiter_takes_the_lock_when_nothing_precedes_it() {
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert!(waiter.has_waited());
-    assert_eq!(waiter.departed(Departure::ListAgain), Step::List);
+    assert_eq!(waiter.next_after_news(PredecessorNews::ListAgain), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
 }
 
@@ -190,17 +190,17 @@ fn a_writers_signal_grants_and_a_readers_does_not() {
     let mut behind_writer = waiter(true);
     assert_eq!(awaits(behind_writer.lists(&[FIRST, ME])), FIRST);
     let taken = Step::Take(Grant::HandOff { unconfirmed: Some(FIRST.into()) });
-    assert_eq!(behind_writer.departed(Departure::Signalled), taken);
+    assert_eq!(behind_writer.next_after_news(PredecessorNews::Signalled), taken);
     let mut behind_reader = waiter(true);
     assert_eq!(awaits(behind_reader.lists(&["h~a-READ-0000000001", ME])), "h~a-READ-0000000001");
-    assert_eq!(behind_reader.departed(Departure::Signalled), Step::List);
+    assert_eq!(behind_reader.next_after_news(PredecessorNews::Signalled), Step::List);
 }
 
 #[test]
 fn a_write_to_a_node_is_no_signal_in_a_foreign_dialect() {
     let mut waiter = waiter(false);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-    assert_eq!(waiter.departed(Departure::Signalled), Step::List);
+    assert_eq!(waiter.next_after_news(PredecessorNews::Signalled), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
 }
 
@@ -227,7 +227,7 @@ fn a_waiter_without_its_node_or_with_foreigners_gives_up() {
 fn a_waiter_whose_node_only_a_lagging_server_lacks_lists_again() {
     let mut waiter = waiter(true);
     let step = waiter.lists(&[FIRST]);
-    assert_eq!(step, Step::AskLeader(Claim::Unlisted));
+    assert_eq!(step, Step::AskLeader(ListingClaim::Unlisted));
     assert_eq!(waiter.hears_of(step, true), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
 }
@@ -236,7 +236,7 @@ fn a_waiter_whose_node_only_a_lagging_server_lacks_lists_again() {
 fn a_rival_that_the_leader_does_not_have_is_no_rival() {
     let (mut waiter, rival) = (waiter(true), "foo-WRITE-0000000002");
     let step = waiter.lists(&[ME, rival]);
-    assert_eq!(step, Step::AskLeader(Claim::Rival(rival.to_owned())));
+    assert_eq!(step, Step::AskLeader(ListingClaim::Rival(rival.to_owned())));
     assert_eq!(waiter.hears_of(step, true), Step::List);
     assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
 }
@@ -245,7 +245,7 @@ fn a_rival_that_the_leader_does_not_have_is_no_rival() {
 fn a_waiter_that_must_not_wait_asks_the_leader_for_those_ahead() {
     let mut waiter = Waiter::new(NodeName::parse(ME).unwrap(), true, IfTaken::GiveUp);
     let step = waiter.lists(&[FIRST, ME]);
-    assert_eq!(step, Step::AskLeader(Claim::Ahead));
+    assert_eq!(step, Step::AskLeader(ListingClaim::Ahead));
     assert_eq!(waiter.hears_of(step, true), Step::List, "one of them is gone");
     let step = waiter.lists(&[FIRST, ME]);
     assert_eq!(waiter.hears_of(step, false), Step::WouldBlock);
@@ -255,21 +255,29 @@ fn a_waiter_that_must_not_wait_asks_the_leader_for_those_ahead() {
 fn a_predecessor_that_is_listed_and_missing_twice_is_awaited_at_the_leader() {
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-    assert_eq!(waiter.departed(Departure::Missing), Step::List, "it may have gone between the listing and the watch");
+    assert_eq!(
+        waiter.next_after_news(PredecessorNews::Missing),
+        Step::List,
+        "it may have gone between the listing and the watch"
+    );
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     let first = Predecessor { name: FIRST.into(), mode: Mode::Write };
-    assert_eq!(waiter.departed(Departure::Missing), Step::AwaitAtLeader(first));
-    assert_eq!(waiter.departed(Departure::ListAgain), Step::List);
+    assert_eq!(waiter.next_after_news(PredecessorNews::Missing), Step::AwaitAtLeader(first));
+    assert_eq!(waiter.next_after_news(PredecessorNews::ListAgain), Step::List);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-    assert_eq!(waiter.departed(Departure::Missing), Step::List, "the leader has answered for what was missing before");
+    assert_eq!(
+        waiter.next_after_news(PredecessorNews::Missing),
+        Step::List,
+        "the leader has answered for what was missing before"
+    );
 
     let second = "h~c-WRITE-0000000001";
     assert_eq!(awaits(waiter.lists(&[second, ME])), second);
-    assert_eq!(waiter.departed(Departure::Missing), Step::List, "another node was missing before");
+    assert_eq!(waiter.next_after_news(PredecessorNews::Missing), Step::List, "another node was missing before");
     assert_eq!(awaits(waiter.lists(&[second, ME])), second);
-    assert_eq!(waiter.departed(Departure::ListAgain), Step::List);
+    assert_eq!(waiter.next_after_news(PredecessorNews::ListAgain), Step::List);
     assert_eq!(awaits(waiter.lists(&[second, ME])), second);
-    assert_eq!(waiter.departed(Departure::Missing), Step::List, "it was watched since");
+    assert_eq!(waiter.next_after_news(PredecessorNews::Missing), Step::List, "it was watched since");
 }
 
 #[test]
@@ -277,7 +285,7 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
     let mut behind_kept_nodes = waiter(true);
     assert!(asks(behind_kept_nodes.lists(&[kept[0], kept[1], ME])));
-    assert_eq!(behind_kept_nodes.departed(Departure::ListAgain), Step::List);
+    assert_eq!(behind_kept_nodes.next_after_news(PredecessorNews::ListAgain), Step::List);
     assert!(!asks(behind_kept_nodes.lists(&[kept[0], ME])), "one ask covers both kept nodes");
 
     let plain = "h~c-READ-0000000001";
@@ -289,7 +297,7 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let closing = [kept[1].to_owned(), writer.to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        asks(waiter(true).listed(&names, &closing))
+        asks(waiter(true).next_after_listing(&names, &closing))
     };
     for leaves in [kept[1], writer] {
         assert!(!lists(&[leaves, ME]), "a node that leaves by itself needs no ask");
@@ -299,6 +307,6 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
 
     let mut behind_a_writer = waiter(true);
     assert!(asks(behind_a_writer.lists(&[kept[0], "h~c~keep-WRITE-0000000001", ME])));
-    assert_eq!(behind_a_writer.departed(Departure::ListAgain), Step::List);
+    assert_eq!(behind_a_writer.next_after_news(PredecessorNews::ListAgain), Step::List);
     assert!(!asks(behind_a_writer.lists(&[kept[0], ME])), "one ask covers the reader and the writer");
 }

@@ -147,7 +147,7 @@ impl Candidate {
     /// Runs the health check, and logs a change of the result. A check that takes longer than `interval` counts as
     /// failed.
     async fn run_health_check(&self, interval: Duration, check: &HealthCheck) -> bool {
-        let is_healthy = retry::within(self.lock.config.coordinator.sleep(interval), check()).await.unwrap_or(false);
+        let is_healthy = retry::run_until(self.lock.config.coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy_since = self.unhealthy_since.lock();
         let before = *unhealthy_since;
         *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));

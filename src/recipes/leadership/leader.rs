@@ -24,8 +24,8 @@ use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::{self, Followed, PAUSE, watch_across_sessions};
-use crate::session::presence::{self, Recheck, fail_if_over};
+use crate::session::follow::{self, FollowedNode, PAUSE, watch_across_sessions};
+use crate::session::presence::{self, LeaderRecheck, fail_if_session_ended};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry::{self, RetryLimit};
 use crate::sync::Mutex;
@@ -68,7 +68,7 @@ impl fmt::Display for Leader {
 
 /// Returns the leader: the first contender in the queue, if that contender is a writer and the lock is granted to it.
 pub(crate) fn find_leader(dialect: Dialect, names: &[String]) -> Option<NodeName> {
-    let first = turn::turns(dialect, names).into_iter().next();
+    let first = turn::all_turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
 }
 
@@ -109,8 +109,8 @@ async fn none_if_node_gone<T>(
     it: &NodeName,
     read: impl Future<Output = Result<T, Failure>>,
 ) -> Result<Option<T>, Failure> {
-    let is_there = presence::is_there(session, format!("{path}/{}", it.as_str()), None);
-    let (read, is_there) = tokio::join!(read, retry::within(session.sleep(session.timeout()), is_there));
+    let is_there = presence::exists_at_leader(session, format!("{path}/{}", it.as_str()), None);
+    let (read, is_there) = tokio::join!(read, retry::run_until(session.sleep(session.timeout()), is_there));
     if is_there == Some(Ok(false)) {
         presence::leave_server_if_listed(session, path, vec![it.as_str().to_owned()]).await?;
         return Ok(None);
@@ -154,7 +154,7 @@ struct LeaderUpdates {
     last: Option<Result<Option<Leader>, String>>,
 }
 
-impl Followed for LeaderObserver {
+impl FollowedNode for LeaderObserver {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         Some(Arc::clone(&self.config.coordinator))
     }
@@ -168,15 +168,15 @@ impl Followed for LeaderObserver {
         // The server of this session may lag behind the server that has shown the last item of the stream. Without a
         // sync, the stream could go back to an earlier leader.
         if self.seen.lock().last.is_some() {
-            retry::until_known(session, || session.sync(path)).await?;
+            retry::repeat_until_known(session, || session.sync(path)).await?;
         }
         let mut denials = RetryLimit::DENIALS;
         loop {
-            let names = match retry::until_known(session, || session.children(path)).await {
+            let names = match retry::repeat_until_known(session, || session.children(path)).await {
                 Ok(names) => names,
                 Err(Failure::NoNode) => {
                     self.report(Ok(None));
-                    follow::until_may_exist(session, path).await?;
+                    follow::until_node_may_exist(session, path).await?;
                     continue;
                 }
                 Err(failure) => return Err(failure),
@@ -226,14 +226,14 @@ impl LeaderObserver {
     /// While waiting, also lists the queue now and then, because the event of the watch may be lost.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.directory;
-        let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
+        let (names, mut change) = retry::repeat_until_known(session, || session.watch_children(path)).await?;
         if find_leader(self.config.dialect, &names).is_some() {
             return Ok(());
         }
         self.report(Ok(None));
-        let mut look = Recheck::new(session);
+        let mut look = LeaderRecheck::new(session);
         loop {
-            if look.wait(&mut change).await? {
+            if look.until_event_or_recheck(&mut change).await? {
                 return Ok(());
             }
             let names = session.children(path).await;
@@ -251,9 +251,9 @@ impl LeaderObserver {
         let read = retry::watch_and_read(session, &node);
         if let Some((change, (data, stat))) = none_if_node_gone(session, &self.config.directory, first, read).await? {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
-            let mut look = Recheck::new(session);
-            if let Some(event) = retry::within(look.until_leader_answers(&node, false), change).await {
-                return fail_if_over(session, event).await;
+            let mut look = LeaderRecheck::new(session);
+            if let Some(event) = retry::run_until(look.until_leader_answers(&node, false), change).await {
+                return fail_if_session_ended(session, event).await;
             }
             presence::leave_server_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;
         }

@@ -70,7 +70,7 @@ impl ValueNode {
             host: config.host.clone(),
             label: label.clone(),
             token: node.token(),
-            commit: node.change(|it| it.state.next_commit()),
+            commit: node.change(|it| it.state.take_commit_id()),
             at: codec::now_to_the_millisecond(),
             schema: self.rules.schema,
         };
@@ -78,7 +78,7 @@ impl ValueNode {
         let header = Header { format: self.rules.name.clone(), written, after: base.commit_id };
         let bytes = header.prepend_to(payload);
         if bytes.len() > self.rules.size_limit {
-            node.change(|it| it.state.commit_not_sent(commit_id.commit));
+            node.change(|it| it.state.give_back_commit_id(commit_id.commit));
             return Err(
                 self.value_error(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.rules.size_limit) })
             );
@@ -260,17 +260,17 @@ impl ValueCommit<'_> {
     /// `None` if the delete or the read fails.
     async fn read_commit_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| commit_fate(node.as_ref(), self.base, self.commit_id);
-        match self.hold.run_while_held(retry::data(self.hold.session(), &self.node.path, true)).await {
+        match self.hold.run_while_held(retry::read_data(self.hold.session(), &self.node.path, true)).await {
             Err(_) | Ok(Err(Failure::Over(_))) => {}
             Ok(read) => return Some((fate(read.ok()?), None)),
         }
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.hold.node().path());
-        match retry::until_known(session, || session.delete(&node)).await {
+        match retry::repeat_until_known(session, || session.delete(&node)).await {
             Ok(()) | Err(Failure::NoNode) => self.hold.node().record_loss(Loss::Removed),
             Err(_) => return None,
         }
-        Some((fate(retry::data(session, &self.node.path, true).await.ok()?), self.hold.detect_loss()))
+        Some((fate(retry::read_data(session, &self.node.path, true).await.ok()?), self.hold.detect_loss()))
     }
 }
 
@@ -305,14 +305,14 @@ fn commit_fate(node: Option<&(Vec<u8>, Stat)>, base: CommitBase, commit_id: Comm
 /// before if this process has seen a value in it (`is_known`), or if its twin exists: an empty node that shows that the
 /// value existed. Asks the ensemble's leader whether the node is gone, because this client's server may lag behind.
 pub(crate) async fn read_absence(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
-    let has_twin = retry::data(session, &metadata::twin_path(path), false).await?.is_some();
-    let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
+    let has_twin = retry::read_data(session, &metadata::twin_path(path), false).await?.is_some();
+    let is_gone = (is_known || has_twin) && presence::exists_at_leader(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 
 /// Reads the node after a sync, so that the result is no older than this call. Repeats the read if its reply is lost.
 pub(crate) async fn read_synced(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
-    Ok(retry::data(session, path, true).await?.map(NodeData::new))
+    Ok(retry::read_data(session, path, true).await?.map(NodeData::new))
 }
 
 #[cfg(test)]

@@ -17,10 +17,10 @@ use crate::recipes::shared::codec::{Codec, Header, Stored};
 use crate::recipes::shared::known::{CopyState, LocalCopy, SeenContent};
 use crate::recipes::shared::node::{self, CommitBase, CommittedValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::{self, Followed, watch_across_sessions};
+use crate::session::follow::{self, FollowedNode, watch_across_sessions};
 use crate::session::lease::Lease;
 use crate::session::node::Node;
-use crate::session::presence::{self, Recheck};
+use crate::session::presence::{self, LeaderRecheck};
 use crate::session::request::{Ending, Failure, Stat, Task};
 use crate::session::retry::{self, RetryLimit};
 use crate::session::thread::BackgroundThread;
@@ -201,7 +201,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
             let follower = ValueFollower { node, path, has_initial, known };
-            let (stop, task) = retry::cancellable(async move { watch_across_sessions(&follower).await });
+            let (stop, task) = retry::make_cancellable(async move { watch_across_sessions(&follower).await });
             start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.record_end(error));
             stop
         });
@@ -270,7 +270,7 @@ struct ValueFollower {
     known: Arc<watch::Sender<LocalCopy>>,
 }
 
-impl Followed for ValueFollower {
+impl FollowedNode for ValueFollower {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         self.node.upgrade().map(|node| Arc::clone(node.coordinator()))
     }
@@ -285,11 +285,11 @@ impl Followed for ValueFollower {
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
-        let mut look = Recheck::new(session);
+        let mut look = LeaderRecheck::new(session);
         // The number of the last event before the last sync of the server. If a commit of this process has a later
         // event number, the server may not show that commit yet.
         let mut synced = self.known.borrow().last_event;
-        retry::until_known(session, || session.sync(&self.path)).await?;
+        retry::repeat_until_known(session, || session.sync(&self.path)).await?;
         // `outdated` is a stat that this client's only server still shows although the ensemble's leader has another
         // version. `denials` limits how often the server may say that the node is missing although the leader has it.
         let (mut outdated, mut denials) = (None, RetryLimit::DENIALS);
@@ -301,7 +301,7 @@ impl Followed for ValueFollower {
                 Ok(answers) => answers,
                 Err(Failure::NoNode) => {
                     if self.record_missing_node(session, is_known, &mut denials).await? {
-                        follow::until_may_exist(session, &self.path).await?;
+                        follow::until_node_may_exist(session, &self.path).await?;
                     }
                     continue;
                 }
@@ -311,14 +311,14 @@ impl Followed for ValueFollower {
             if outdated != Some(stat) {
                 self.record_read(bytes, stat, session.lease(), synced)?;
             }
-            if look.wait(&mut change).await? {
+            if look.until_event_or_recheck(&mut change).await? {
                 continue;
             }
             // The node is read again even if the ensemble's leader has this version. The node may have been deleted and
             // created again with the same version, and the server may have missed that. The leader's reply has synced
             // the server.
             let known = self.known.borrow().last_event;
-            if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
+            if let Ok(is_there) = presence::exists_at_leader(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, None);
                 if !is_there {
                     match presence::leave_differing_server(session, &self.path, Some(stat.version)).await {
@@ -444,7 +444,7 @@ mod tests {
             copy.record_commit(&lease, &committed(czxid, number));
             assert_eq!(version(&copy), Some(known), "version {number} was committed");
         }
-        lease.end(Ending::Expired);
+        lease.record_end(Ending::Expired);
         copy.record_commit(&lease, &committed(Some(10), 3));
         assert_eq!(version(&copy), Some(2), "the ensemble may have been restored without the commit");
     }

@@ -45,7 +45,7 @@ fn a_hand_off_is_checked_once_for_all_it_granted() {
     let path: Arc<str> = Arc::from("/a/1");
     store.request_hand_off_check(&path, &holder);
     assert!(store.begin_hand_off_checks().is_empty(), "no contender holds yet");
-    holder.hold(0);
+    holder.mark_held(0);
     store.request_hand_off_check(&path, &other);
     store.request_hand_off_check(&path, &holder);
     assert_eq!((store.begin_hand_off_checks(), store.begin_hand_off_checks()), (vec![Arc::clone(&path)], vec![]));
@@ -59,7 +59,7 @@ fn a_hand_off_is_checked_once_for_all_it_granted() {
 fn the_last_confirmed_hand_off_is_not_checked_again() {
     let (store, _clock) = SessionStore::begun(Duration::from_secs(10));
     let holder = store.enter("/a/3".to_owned());
-    holder.hold(0);
+    holder.mark_held(0);
     let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
     for (path, is_gone) in [(&there, false), (&gone, true)] {
         store.request_hand_off_check(path, &holder);

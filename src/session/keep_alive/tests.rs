@@ -41,7 +41,7 @@ impl Noted {
         let start = Instant::now();
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
         let store = Arc::new(SessionStore::new(lease.with_tick_time(ms(2_000))));
-        store.began(store.lease().now());
+        store.record_begin(store.lease().now());
         let (notes, wrong, is_kept_by_reads) = (Mutex::default(), Mutex::default(), Mutex::new(true));
         let (is_cut_off, denies_watches) = (Mutex::default(), Mutex::default());
         let noted = Noted { store, start, notes, wrong, is_cut_off, denies_watches, is_kept_by_reads };
@@ -53,7 +53,7 @@ impl Noted {
 
     fn holder(&self, name: &str) -> Arc<Node> {
         let node = self.store.enter(name.to_owned());
-        node.hold(self.store.lease().epoch().unwrap());
+        node.mark_held(self.store.lease().epoch().unwrap());
         node
     }
 
@@ -113,7 +113,7 @@ impl Answers for Noted {
         });
         let noted = self.note(format!("check {}", paths.clone().collect::<Vec<_>>().join(" ")));
         if noted.is_ok() {
-            self.store.acknowledged(self.store.lease().now());
+            self.store.record_quorum_answer(self.store.lease().now());
         }
         let mut failures = paths.enumerate().filter_map(|(index, path)| Some((index, self.wrong_with(path)?)));
         let failed = failures.next();
@@ -136,7 +136,7 @@ async fn an_idle_session_is_touched_each_quarter_timeout() {
     let touches =
         notes([(1_500, "read /"), (3_000, "read /"), (4_500, "read /"), (6_000, "read /"), (7_500, "read /")]);
     assert_eq!(session.after(8_900).await, touches);
-    session.store.end(Ending::Closed);
+    session.store.record_end_and_report(Ending::Closed);
     task.await.unwrap();
     assert_eq!(session.after(60_000).await, []);
 }
@@ -166,7 +166,7 @@ async fn a_check_follows_each_touch_by_the_settling_time() {
 async fn a_node_that_moves_keeps_its_lease() {
     let (session, _task) = Noted::kept_alive();
     let node = session.holder("/a/1");
-    node.change(|it| it.state.begin_move(None));
+    node.change(|it| it.state.begin_replacement(None));
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
     assert_eq!(node.detect_loss(), None);
@@ -179,7 +179,7 @@ async fn a_busy_session_sends_no_touch_and_no_check() {
     for now in (250..20_000).step_by(250) {
         session.after(now).await;
         assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
-        session.store.acknowledged(session.lease().now());
+        session.store.record_quorum_answer(session.lease().now());
     }
     assert_eq!(node.detect_loss(), None);
 }
@@ -210,10 +210,10 @@ async fn a_reconnect_sends_a_heartbeat_early() {
 #[tokio::test(start_paused = true)]
 async fn steady_mode_sends_no_heartbeat() {
     let (session, _task) = Noted::kept_alive();
-    session.store.steady(true);
+    session.store.set_steady(true);
     session.holder("/a/1");
     assert_eq!(session.after(60_000).await, notes([(200, "watch /a/1")]));
-    session.store.steady(false);
+    session.store.set_steady(false);
     assert_eq!(session.after(61_240).await, notes([(60_000, "read /"), (61_200, "read /")]));
 }
 
@@ -339,7 +339,7 @@ async fn a_hand_off_to_a_short_or_lost_hold_costs_no_listing() {
                 true => granted.record_loss(Loss::Removed),
                 false => {
                     granted.mark_left(true);
-                    session.store.forget(&granted);
+                    session.store.forget_node(&granted);
                 }
             }
         };
@@ -352,14 +352,14 @@ fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     let (store, _clock) = SessionStore::begun(ms(6_000));
     let lease = store.lease();
     let is_woken = || pin!(store.renewal_wake.notified()).enable();
-    assert!(store.plan_renewal(lease.now() + lease.heartbeat_period(), true));
+    assert!(store.record_next_renewal(lease.now() + lease.heartbeat_period(), true));
     let enter = |name| store.enter(format!("/a/{name}"));
     let first = enter("1");
     assert!(!is_woken());
-    assert!(!store.plan_renewal(lease.now() + lease.timeout(), true), "the session has a node");
+    assert!(!store.record_next_renewal(lease.now() + lease.timeout(), true), "the session has a node");
     let second = enter("2");
-    store.forget(&first);
-    store.forget(&second);
+    store.forget_node(&first);
+    store.forget_node(&second);
     assert!(store.has_no_nodes() && !is_woken());
     let _third = enter("3");
     assert!(is_woken());
@@ -377,12 +377,12 @@ fn all_holders_are_checked_or_else_one_waiter() {
         paths
     };
     assert_eq!(to_check().len(), 1);
-    first.hold(0);
-    second.hold(0);
+    first.mark_held(0);
+    second.mark_held(0);
     assert_eq!(to_check(), ["/a/1", "/a/2"]);
     first.mark_left(true);
     assert_eq!(to_check(), ["/a/2"]);
-    second.change(|it| it.state.begin_move(None));
+    second.change(|it| it.state.begin_replacement(None));
     assert_eq!(to_check(), ["/a/3"]);
     third.mark_left(true);
     assert!(to_check().is_empty());

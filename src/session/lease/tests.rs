@@ -52,7 +52,7 @@ impl Stage {
     /// Returns the lease of a session that begins now and has a timeout of 6 s, and its clock in milliseconds.
     fn begun() -> Stage {
         let stage = Stage::before_the_session();
-        stage.lease.began(stage.lease.now());
+        stage.lease.record_begin(stage.lease.now());
         stage
     }
 
@@ -75,7 +75,7 @@ impl Stage {
 
     /// Records a write that is sent now and that a quorum acknowledges immediately.
     fn write(&self) {
-        self.lease.acknowledged(self.lease.now());
+        self.lease.record_quorum_answer(self.lease.now());
     }
 
     /// Returns whether the request sent at `touch` is the newest request that has extended the lease.
@@ -90,7 +90,7 @@ fn the_lease_is_invalid_until_the_session_begins() {
     assert_eq!(stage.lease.remaining(), None);
     stage.write();
     assert_eq!(stage.lease.remaining(), None);
-    stage.lease.began(stage.lease.now() - ms(500));
+    stage.lease.record_begin(stage.lease.now() - ms(500));
     assert_eq!(stage.lease.remaining(), Some(ms(4_500)));
     assert_eq!(stage.lease.session_left(), ms(5_500));
 }
@@ -106,9 +106,9 @@ fn a_touch_counts_by_an_operation_a_settling_time_later() {
     let early = stage.lease.now();
     stage.advance(ms(1));
     let in_time = stage.lease.now();
-    stage.lease.acknowledged(early);
+    stage.lease.record_quorum_answer(early);
     assert!(stage.counts(began));
-    stage.lease.acknowledged(in_time);
+    stage.lease.record_quorum_answer(in_time);
     assert!(stage.counts(sent));
     // A write, like a read, extends the lease only by a later operation, and not by its own acknowledgement.
     stage.advance(ms(300));
@@ -160,7 +160,7 @@ fn requests_of_an_old_connection_make_nothing_count() {
     stage.lease.set_connected(false);
     stage.lease.set_connected(true);
     // This operation was sent before the connection was lost, and its answer is reported only now.
-    stage.lease.acknowledged(sent);
+    stage.lease.record_quorum_answer(sent);
     stage.lease.record_answer(sent);
     stage.advance(SETTLING);
     stage.write();
@@ -183,9 +183,9 @@ fn a_handshake_counts_from_its_sending() {
     stage.touch();
     stage.write();
     assert!(stage.counts(began), "the handshake is not known to have resumed this session");
-    stage.lease.resumed(handshake);
+    stage.lease.record_resume(handshake);
     assert!(stage.counts(began), "a deposed leader may have answered the handshake");
-    stage.lease.acknowledged(early);
+    stage.lease.record_quorum_answer(early);
     assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
     assert!(stage.counts(handshake) && !stage.counts(last));
@@ -236,25 +236,25 @@ fn the_atomics_agree_with_the_locked_state() {
     stage.advance(ms(1));
     assert_eq!(stage.lease.now_if_valid_in(first), None);
 
-    stage.lease.began(stage.lease.now());
+    stage.lease.record_begin(stage.lease.now());
     let second = stage.lease.epoch().unwrap();
     assert_eq!(
         (stage.lease.now_if_valid_in(first), stage.lease.now_if_valid_in(second)),
         (None, Some(stage.lease.now()))
     );
-    stage.lease.steady(true);
+    stage.lease.set_steady(true);
     stage.advance(ms(60_000));
     assert_eq!(stage.lease.now_if_valid_in(second), Some(stage.lease.now()));
-    stage.lease.end(Ending::Expired);
+    stage.lease.record_end(Ending::Expired);
     assert_eq!(stage.lease.now_if_valid_in(second), None);
 }
 
 #[test]
 fn an_ended_session_has_no_lease() {
     let stage = Stage::begun();
-    stage.lease.end(Ending::Expired);
-    stage.lease.end(Ending::Closed);
-    stage.lease.began(stage.lease.now());
+    stage.lease.record_end(Ending::Expired);
+    stage.lease.record_end(Ending::Closed);
+    stage.lease.record_begin(stage.lease.now());
     assert_eq!((stage.lease.remaining(), stage.lease.ending()), (None, Some(Ending::Expired)));
 }
 
@@ -316,11 +316,11 @@ fn very_late_answers_leave_a_gap_in_an_idle_lease() {
         let began = stage.lease.now();
         stage.advance(ms(late));
         stage.lease.record_answer(began);
-        assert!(stage.lease.has_counted_touch_since(began) && stage.lease.is_reliable_since(began));
+        assert!(stage.lease.has_been_extended_since(began) && stage.lease.is_reliable_since(began));
         let entered = began + ms(1);
-        assert!(!stage.lease.has_counted_touch_since(entered));
+        assert!(!stage.lease.has_been_extended_since(entered));
         assert_eq!(stage.lease.is_reliable_since(entered), lasts, "{late}");
-        stage.lease.steady(true);
+        stage.lease.set_steady(true);
         assert!(stage.lease.is_reliable_since(stage.lease.now() + ms(1)));
     }
 }
@@ -348,15 +348,15 @@ fn a_repeated_connection_report_changes_nothing() {
 #[test]
 fn away_is_from_the_last_answered_request_to_the_end() {
     let stage = Stage::begun();
-    assert_eq!(stage.lease.away(), None);
+    assert_eq!(stage.lease.last_answer_and_end(), None);
     stage.advance(ms(1_000));
     let last = stage.touch();
     stage.advance(ms(8_000));
     let end = stage.lease.now();
-    stage.lease.end(Ending::Expired);
+    stage.lease.record_end(Ending::Expired);
     stage.advance(ms(1_000));
-    stage.lease.end(Ending::Closed);
-    assert_eq!(stage.lease.away(), Some((last, end)));
+    stage.lease.record_end(Ending::Closed);
+    assert_eq!(stage.lease.last_answer_and_end(), Some((last, end)));
 }
 
 #[test]
@@ -366,15 +366,15 @@ fn no_duration_overflows() {
         let length = |place: u32| lengths[number / lengths.len().pow(place) % lengths.len()];
         let (timeout, tick, margin) = (length(0), length(1), length(2));
         let lease = Lease::with_clock(timeout, Box::new(|| ms(100_000))).with_tick_time(tick).with_stop_margin(margin);
-        lease.began(lease.now());
+        lease.record_begin(lease.now());
         (0..3).for_each(|_| lease.record_answer(lease.now()));
-        lease.acknowledged(lease.now());
+        lease.record_quorum_answer(lease.now());
         assert!(lease.remaining().unwrap_or_default() <= timeout && lease.session_left() <= timeout);
         assert!(lease.heartbeat_period() <= timeout);
-        lease.steady(true);
-        lease.steady(false);
+        lease.set_steady(true);
+        lease.set_steady(false);
         lease.set_connected(false);
-        lease.end(Ending::Expired);
+        lease.record_end(Ending::Expired);
     }
 }
 
@@ -386,27 +386,28 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(1)), ms(1_001)));
     stage.advance(ms(1));
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (None, MARGIN));
-    stage.lease.steady(true);
+    stage.lease.set_steady(true);
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(Duration::MAX), Duration::MAX));
     stage.advance(ms(60_000));
-    stage.lease.steady(false);
-    assert!(stage.lease.has_counted_touch_since(began + ms(65_000)) && !stage.lease.is_steady());
+    stage.lease.set_steady(false);
+    assert!(stage.lease.has_been_extended_since(began + ms(65_000)) && !stage.lease.is_steady());
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(5_000)), ms(6_000)));
-    stage.lease.end(Ending::Expired);
+    stage.lease.record_end(Ending::Expired);
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
 }
 
-/// A caller that gets `true` from `acknowledged` must record the loss of the holds, so only one caller may get `true`.
+/// A caller that gets `true` from `record_quorum_answer` must record the loss of the holds, so only one caller may get
+/// `true`.
 #[test]
 fn an_answer_after_a_lapse_reports_the_lapse_once() {
     let stage = Stage::begun();
     let touch = stage.touch();
     stage.advance(SETTLING);
-    assert!(!stage.lease.acknowledged(stage.lease.now()) && stage.counts(touch));
+    assert!(!stage.lease.record_quorum_answer(stage.lease.now()) && stage.counts(touch));
     let touch = stage.touch();
     stage.advance(ms(6_000) - SETTLING);
-    assert!(stage.lease.acknowledged(stage.lease.now()), "sent one settling time after {touch:?}");
-    assert!(!stage.lease.acknowledged(stage.lease.now()));
+    assert!(stage.lease.record_quorum_answer(stage.lease.now()), "sent one settling time after {touch:?}");
+    assert!(!stage.lease.record_quorum_answer(stage.lease.now()));
 }
 
 #[test]
@@ -426,7 +427,7 @@ fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
         stage.advance(passed);
         assert_eq!(stage.lease.remaining().is_none(), is_borne, "{passed:?} of 6 s");
     }
-    let margins = [2_000, 10_000, 40_000].map(|timeout| (timeout, Lease::new(ms(timeout)).margin()));
+    let margins = [2_000, 10_000, 40_000].map(|timeout| (timeout, Lease::new(ms(timeout)).stop_margin()));
     for (timeout, margin) in margins {
         assert!(6 * margin >= ms(timeout - 5), "the documentation promises a sixth: {margin:?} of {timeout} ms");
     }
@@ -437,6 +438,6 @@ fn steady_mode_does_not_hide_a_lapse() {
     let Stage { lease, clock } = Stage::begun();
     let before = lease.epoch().expect("valid");
     clock.fetch_add(6_000, Ordering::SeqCst);
-    lease.steady(true);
+    lease.set_steady(true);
     assert!(lease.epoch().is_some_and(|epoch| epoch != before), "a hold from before the lapse is valid again");
 }

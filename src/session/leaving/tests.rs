@@ -22,22 +22,22 @@ fn in_transaction(index: usize, failure: Failure) -> Failure {
 }
 
 /// Returns the request of this step, or the result of the removal, as a short text.
-fn next_request_of(leaving: &Leaving) -> String {
+fn next_request_of(leaving: &NodeRemoval) -> String {
     match leaving {
-        Leaving::Coming { .. } => "created?".to_owned(),
-        Leaving::Deleting(Deletion { path, signals, .. }) => {
+        NodeRemoval::Coming { .. } => "created?".to_owned(),
+        NodeRemoval::Deleting(Deletion { path, signals, .. }) => {
             format!("{} {path}", if *signals { "signal" } else { "delete" })
         }
-        Leaving::Restarting => "restart".to_owned(),
-        Leaving::Listing => "list".to_owned(),
-        Leaving::Cut(_) => "link?".to_owned(),
-        Leaving::Gone(outcome) => format!("{outcome:?}"),
+        NodeRemoval::Restarting => "restart".to_owned(),
+        NodeRemoval::Listing => "list".to_owned(),
+        NodeRemoval::Cut(_) => "link?".to_owned(),
+        NodeRemoval::Gone(outcome) => format!("{outcome:?}"),
     }
 }
 
 /// Gives these answers to the removal. Checks the next request after each, and that nothing is reported.
 #[track_caller]
-fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
+fn goes(mut leaving: NodeRemoval, steps: impl IntoIterator<Item = (RemovalAnswer, &'static str)>) {
     for (answer, expected) in steps {
         let report;
         (leaving, report) = leaving.advance(answer);
@@ -45,15 +45,15 @@ fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static s
     }
 }
 
-fn deleting(signals: bool, restarts: bool) -> Leaving {
-    Leaving::Deleting(Deletion { path: PATH.to_owned(), signals, restarts, ..Deletion::default() })
+fn deleting(signals: bool, restarts: bool) -> NodeRemoval {
+    NodeRemoval::Deleting(Deletion { path: PATH.to_owned(), signals, restarts, ..Deletion::default() })
 }
 
-fn deleted(failure: impl Into<Option<Failure>>) -> Input {
-    Input::Deleted(failure.into().map_or(Ok(()), Err))
+fn deleted(failure: impl Into<Option<Failure>>) -> RemovalAnswer {
+    RemovalAnswer::Deleted(failure.into().map_or(Ok(()), Err))
 }
 
-const LINKED: Input = Input::Linked(Ok(()));
+const LINKED: RemovalAnswer = RemovalAnswer::Linked(Ok(()));
 
 #[test]
 fn a_deletion_is_repeated_until_its_outcome_is_known() {
@@ -75,7 +75,10 @@ fn a_deletion_is_repeated_until_its_outcome_is_known() {
             (deleted(in_transaction(0, Failure::NoNode)), "Ok(())"),
         ],
     );
-    goes(deleting(true, false), [(deleted(unknown()), "link?"), (Input::Linked(Err(over())), "Err(Over(Expired))")]);
+    goes(
+        deleting(true, false),
+        [(deleted(unknown()), "link?"), (RemovalAnswer::Linked(Err(over())), "Err(Over(Expired))")],
+    );
     goes(deleting(true, true), [(deleted(over()), "Err(Over(Expired))")]);
 }
 
@@ -85,11 +88,11 @@ fn a_refused_signal_is_followed_by_a_plain_delete() {
         let (plain, report) = deleting(true, false).advance(deleted(in_transaction(0, refusal)));
         assert_eq!(report, Some(RemovalReport::SignalRefused));
         assert_eq!(next_request_of(&plain), "delete /lock/host~id-WRITE-0000000003");
-        assert_eq!(plain.advance(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
+        assert_eq!(plain.advance(deleted(no_auth())), (NodeRemoval::Gone(Err(no_auth())), None));
     }
     // The delete (operation 1) was refused, and not the write (operation 0), so the session may still signal a release.
     let refused = deleting(true, false).advance(deleted(in_transaction(1, no_auth())));
-    assert_eq!(refused, (Leaving::Gone(Err(no_auth())), None));
+    assert_eq!(refused, (NodeRemoval::Gone(Err(no_auth())), None));
 }
 
 #[test]
@@ -100,30 +103,30 @@ fn the_last_deletion_restarts_the_sequence_numbers() {
 
 #[test]
 fn a_node_created_after_its_owner_left_is_deleted() {
-    let created = || Input::Created(Ok(PATH.to_owned()));
-    let coming = |lists_after| Leaving::Coming { lists_after };
+    let created = || RemovalAnswer::Created(Ok(PATH.to_owned()));
+    let coming = |lists_after| NodeRemoval::Coming { lists_after };
     let delete = "delete /lock/host~id-WRITE-0000000003";
     goes(coming(false), [(created(), delete), (deleted(None), "Ok(())")]);
     goes(coming(true), [(created(), delete), (deleted(None), "list")]);
     goes(coming(true), [(created(), delete), (deleted(Failure::NoNode), "list")]);
     goes(coming(true), [(created(), delete), (deleted(unknown()), "link?"), (LINKED, delete), (deleted(None), "list")]);
     for (failure, next) in [(unknown(), "list"), (Failure::NoNode, "list"), (no_auth(), "Ok(())")] {
-        goes(coming(false), [(Input::Created(Err(failure)), next)]);
+        goes(coming(false), [(RemovalAnswer::Created(Err(failure)), next)]);
     }
-    goes(coming(true), [(Input::Created(Err(no_auth())), "list")]);
-    goes(coming(true), [(Input::Created(Err(over())), "Err(Over(Expired))")]);
+    goes(coming(true), [(RemovalAnswer::Created(Err(no_auth())), "list")]);
+    goes(coming(true), [(RemovalAnswer::Created(Err(over())), "Err(Over(Expired))")]);
 }
 
 #[test]
 fn each_listed_node_of_the_owner_is_deleted() {
-    let listed = |names: &[&str]| Input::Listed(Ok(names.iter().map(|name| (*name).to_owned()).collect()));
-    goes(Leaving::Listing, [(listed(&[]), "Ok(())")]);
-    goes(Leaving::Listing, [(Input::Listed(Err(Failure::NoNode)), "Ok(())")]);
-    goes(Leaving::Listing, [(Input::Listed(Err(over())), "Err(Over(Expired))")]);
+    let listed = |names: &[&str]| RemovalAnswer::Listed(Ok(names.iter().map(|name| (*name).to_owned()).collect()));
+    goes(NodeRemoval::Listing, [(listed(&[]), "Ok(())")]);
+    goes(NodeRemoval::Listing, [(RemovalAnswer::Listed(Err(Failure::NoNode)), "Ok(())")]);
+    goes(NodeRemoval::Listing, [(RemovalAnswer::Listed(Err(over())), "Err(Over(Expired))")]);
     goes(
-        Leaving::Listing,
+        NodeRemoval::Listing,
         [
-            (Input::Listed(Err(unknown())), "link?"),
+            (RemovalAnswer::Listed(Err(unknown())), "link?"),
             (LINKED, "list"),
             (listed(&["/a", "/b", "/c"]), "delete /a"),
             (deleted(Failure::NoNode), "delete /b"),
@@ -133,20 +136,21 @@ fn each_listed_node_of_the_owner_is_deleted() {
             (deleted(None), "Ok(())"),
         ],
     );
-    goes(Leaving::Listing, [(listed(&["/a", "/b"]), "delete /a"), (deleted(over()), "Err(Over(Expired))")]);
-    let (next, report) = Leaving::Listing.advance(listed(&["/a", "/b"])).0.advance(deleted(no_auth()));
+    goes(NodeRemoval::Listing, [(listed(&["/a", "/b"]), "delete /a"), (deleted(over()), "Err(Over(Expired))")]);
+    let (next, report) = NodeRemoval::Listing.advance(listed(&["/a", "/b"])).0.advance(deleted(no_auth()));
     assert_eq!(
         (next_request_of(&next), report),
         ("delete /b".to_owned(), Some(RemovalReport::Stays("/a".to_owned(), no_auth())))
     );
-    let unlisted = Leaving::Listing.advance(Input::Listed(Err(no_auth())));
-    assert_eq!(unlisted, (Leaving::Gone(Ok(())), Some(RemovalReport::Unlisted(no_auth()))));
+    let unlisted = NodeRemoval::Listing.advance(RemovalAnswer::Listed(Err(no_auth())));
+    assert_eq!(unlisted, (NodeRemoval::Gone(Ok(())), Some(RemovalReport::Unlisted(no_auth()))));
 }
 
 #[test]
 fn an_answer_to_another_request_changes_nothing() {
-    let machines =
-        || [Leaving::Coming { lists_after: true }, deleting(true, true), Leaving::Listing, Leaving::Restarting];
+    let machines = || {
+        [NodeRemoval::Coming { lists_after: true }, deleting(true, true), NodeRemoval::Listing, NodeRemoval::Restarting]
+    };
     for (at, machine) in machines().into_iter().enumerate() {
         assert_eq!(machine.advance(LINKED), (machines()[at].clone(), None));
     }

@@ -165,7 +165,7 @@ fn begin(
     directory: &Arc<str>,
     callers: usize,
 ) -> (usize, Vec<watch::Receiver<ListingAnswer>>) {
-    let all = (0..callers).map(|_| listings.begin_listing(directory));
+    let all = (0..callers).map(|_| listings.join_or_begin_listing(directory));
     let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
     (callers - joined.len(), joined)
 }

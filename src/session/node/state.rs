@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime};
 use crate::queue::mode::{self, Mode};
 use crate::queue::node_name::NodeName;
 use crate::session::lease::Moment;
-use crate::session::leaving::{Deletion, Leaving};
+use crate::session::leaving::{Deletion, NodeRemoval};
 use crate::session::request::{Created, Ending, Event, Failure, Loss};
 
 /// The phase of a node, which is the step of its life as this process knows it.
@@ -67,7 +67,7 @@ pub enum EntryStep {
 
 /// When the node was created. If another node replaces this one later, the times stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Creation {
+pub(crate) struct CreationTimes {
     /// The creation time on the ensemble's clock.
     pub(crate) ctime: SystemTime,
     /// When the first create was sent, on the session's clock.
@@ -76,7 +76,7 @@ pub(crate) struct Creation {
     pub(crate) answered: Moment,
 }
 
-/// Facts from which [`NodeState::record_loss`] decides whether the node is lost.
+/// Facts from which [`NodeState::detect_loss`] decides whether the node is lost.
 pub(crate) struct LossEvidence {
     /// The present moment, on the session's clock.
     pub(crate) now: Moment,
@@ -85,57 +85,63 @@ pub(crate) struct LossEvidence {
     pub(crate) valid_in: Option<u64>,
 }
 
-/// When a hold or use reaches its limit, and the id of the hold or use. The id is needed because several holds or uses
-/// may reach their limits at the same moment.
-pub(crate) type LimitDeadline = (Moment, u64);
+/// When a hold or use reaches its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct HoldDeadline {
+    at: Moment,
+    /// The id of the hold or use. The id is needed because several holds or uses may reach their limits at the same
+    /// moment.
+    id: u64,
+}
 
 /// The time limits of the holds of a node, or of the uses of a node that is kept between uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Limits {
+pub(crate) struct HoldLimits {
     /// The longest duration of one hold or use.
     longest: Option<Duration>,
-    ends: BTreeSet<LimitDeadline>,
+    ends: BTreeSet<HoldDeadline>,
     /// How many holds and uses with a limit have begun so far. The count is the id of the last one.
     begun: u64,
     /// When a hold or use was first found to have exceeded its limit.
     exceeded: Option<Moment>,
 }
 
-impl Limits {
+impl HoldLimits {
     /// Limits each later hold or use to this duration. Only the first call has an effect.
-    pub(crate) fn set(&mut self, longest: Duration) {
+    pub(crate) fn set_longest(&mut self, longest: Duration) {
         self.longest.get_or_insert(longest);
     }
 
     /// Begins a hold or use, and returns when it reaches its limit. Returns `None` if there is no limit.
-    pub(crate) fn begin(&mut self, now: Moment) -> Option<LimitDeadline> {
-        let end = now.saturating_add(self.longest?);
+    pub(crate) fn add_deadline(&mut self, now: Moment) -> Option<HoldDeadline> {
+        let at = now.saturating_add(self.longest?);
         self.begun += 1;
-        self.ends.insert((end, self.begun));
-        Some((end, self.begun))
+        let end = HoldDeadline { at, id: self.begun };
+        self.ends.insert(end);
+        Some(end)
     }
 
-    pub(crate) fn end(&mut self, end: LimitDeadline) {
+    pub(crate) fn remove_deadline(&mut self, end: HoldDeadline) {
         self.ends.remove(&end);
     }
 
     /// Returns when the first of the present holds and uses reaches its limit. `None` if none has a limit.
-    pub(super) fn first(&self) -> Option<Moment> {
-        self.ends.first().map(|(end, _)| *end)
+    pub(super) fn first_deadline(&self) -> Option<Moment> {
+        self.ends.first().map(|end| end.at)
     }
 
     /// Returns the time until the first of the present holds and uses reaches its limit. If none is present, returns
     /// the limit itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if
     /// there is no limit.
     pub(super) fn remaining(&self, now: Moment) -> Duration {
-        self.first().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
+        self.first_deadline().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
     }
 
     /// Returns the time until the node is given up: `margin` after the moment at which a hold or use was first found to
     /// have exceeded its limit. If there was no such moment yet, counts from the moment at which the first of the
     /// present holds and uses reaches its limit. Returns `None` if none of them has a limit either.
     pub(super) fn time_until_given_up(&self, now: Moment, margin: Duration) -> Option<Duration> {
-        self.exceeded.or(self.first()).map(|end| end.saturating_add(margin).saturating_sub(now))
+        self.exceeded.or(self.first_deadline()).map(|end| end.saturating_add(margin).saturating_sub(now))
     }
 }
 
@@ -148,9 +154,9 @@ pub struct NodeState {
     path: String,
     /// The fencing token: the czxid of the node, which is unique in the ensemble and rises.
     token: i64,
-    creation: Creation,
+    creation_times: CreationTimes,
     /// The connection on which the create was sent, as a count: see
-    /// [`SessionStore::connection`](crate::session::store::SessionStore::connection).
+    /// [`SessionStore::connection_number`](crate::session::store::SessionStore::connection_number).
     connection: u64,
     /// The number of creates whose answers were lost.
     unanswered: u8,
@@ -177,7 +183,7 @@ pub struct NodeState {
     pub(crate) asked_itself: bool,
     /// The id of the last commit of a shared value under this node, or 0 before the first one.
     commits: u32,
-    pub(crate) limits: Limits,
+    pub(crate) limits: HoldLimits,
 }
 
 impl NodeState {
@@ -188,7 +194,7 @@ impl NodeState {
             path: format!("{directory}/{}", name.as_str()),
             name: Arc::new(name),
             token: 0,
-            creation: Creation { ctime: SystemTime::UNIX_EPOCH, sent: Moment::MAX, answered: Moment::MAX },
+            creation_times: CreationTimes { ctime: SystemTime::UNIX_EPOCH, sent: Moment::MAX, answered: Moment::MAX },
             connection: 0,
             unanswered: 0,
             without_directory: 0,
@@ -200,15 +206,15 @@ impl NodeState {
             is_watched: false,
             asked_itself: false,
             commits: 0,
-            limits: Limits::default(),
+            limits: HoldLimits::default(),
         }
     }
 
-    /// Records that a create was sent at `now` on this connection. Of repeated creates, `Creation::sent` keeps the
+    /// Records that a create was sent at `now` on this connection. Of repeated creates, `CreationTimes::sent` keeps the
     /// moment of the first.
-    pub fn create_sent(&mut self, now: Moment, connection: u64) {
+    pub fn record_create_sent(&mut self, now: Moment, connection: u64) {
         (self.phase, self.connection) = (Phase::Coming, connection);
-        self.creation.sent = self.creation.sent.min(now);
+        self.creation_times.sent = self.creation_times.sent.min(now);
     }
 
     /// Records that the create failed, or that its answer was lost. Returns the next step of the acquisition.
@@ -216,7 +222,7 @@ impl NodeState {
     ///
     /// # Errors
     /// `failure`, if another create cannot help, or if [`CREATES_MAX`] earlier creates have failed for the same reason.
-    pub fn not_created(&mut self, failure: Failure, is_listed: bool) -> Result<EntryStep, Failure> {
+    pub fn record_create_failure(&mut self, failure: Failure, is_listed: bool) -> Result<EntryStep, Failure> {
         self.phase = Phase::Absent;
         let (tries, step) = match failure {
             Failure::Unknown(_) => (&mut self.unanswered, EntryStep::Recover),
@@ -235,7 +241,7 @@ impl NodeState {
     ///
     /// # Errors
     /// [`Failure::Refused`] if the node belongs to another session, or if its name is no contender's name.
-    pub fn created(&mut self, created: &Created, session: i64, now: Moment) -> Result<(), Failure> {
+    pub fn record_created(&mut self, created: &Created, session: i64, now: Moment) -> Result<(), Failure> {
         self.phase = Phase::Absent;
         let name = created.path.rsplit('/').next().unwrap_or_default();
         if created.ephemeral_owner != session {
@@ -249,18 +255,18 @@ impl NodeState {
         self.path.truncate(self.path.rfind('/').map_or(0, |end| end + 1));
         self.path.push_str(name);
         (self.name, self.token) = (Arc::new(parsed), created.czxid);
-        (self.creation.ctime, self.creation.answered) = (created.ctime, now);
+        (self.creation_times.ctime, self.creation_times.answered) = (created.ctime, now);
         Ok(())
     }
 
     /// Marks the node as held in this epoch of the lease. The hold is lost when the epoch ends.
-    pub fn hold(&mut self, epoch: u64) {
+    pub fn mark_held(&mut self, epoch: u64) {
         self.phase = Phase::Holding(epoch);
     }
 
     /// Begins to replace a node that waits or is held. `outside` is the path of the permit outside the queue that
     /// replaces the node. With `None`, a reader's node in the queue replaces it (a downgrade).
-    pub fn begin_move(&mut self, outside: Option<String>) {
+    pub fn begin_replacement(&mut self, outside: Option<String>) {
         match self.phase {
             Phase::Holding(epoch) => self.phase = Phase::Moving(Some(epoch)),
             Phase::Waiting => self.phase = Phase::Moving(None),
@@ -270,7 +276,7 @@ impl NodeState {
     }
 
     /// Records that this reader's node has replaced the node, unless the owner has left the node meanwhile.
-    pub fn downgraded(&mut self, reader: NodeName) {
+    pub fn record_downgrade(&mut self, reader: NodeName) {
         if self.end_replacement_at(self.path_of(reader.as_str())) {
             self.name = Arc::new(reader);
         }
@@ -278,7 +284,7 @@ impl NodeState {
 
     /// Records that the permit has replaced the node, unless the owner has left the node meanwhile. `token` is the
     /// czxid of the permit.
-    pub fn exchanged(&mut self, token: i64) {
+    pub fn record_exchange(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
             && self.end_replacement_at(path)
         {
@@ -288,7 +294,7 @@ impl NodeState {
 
     /// Records that the node was not replaced. Called only if no permit was or will be created in its place. But if the
     /// replacement was a downgrade, its answer may be lost, and the new READ node may exist and is then an orphan.
-    pub fn cancel_move(&mut self) {
+    pub fn record_not_replaced(&mut self) {
         self.may_have_orphan |= self.may_have_reader_node();
         self.unseen = None;
         self.end_replacement_at(self.path.clone());
@@ -309,7 +315,7 @@ impl NodeState {
     ///
     /// With `may_signal`, the removal of a writer's node that held the lock in the queue also signals the release to
     /// waiters, unless the hold came from a forged hand-off, or the dialect has no hand-offs.
-    pub fn leave(&mut self, may_signal: bool) -> Option<Leaving> {
+    pub fn mark_left(&mut self, may_signal: bool) -> Option<NodeRemoval> {
         if !self.has_node() {
             return None;
         }
@@ -319,27 +325,27 @@ impl NodeState {
         let is_forged = self.loss == Some(Loss::Interfered);
         let is_old = !(0..mode::RESTART_FROM).contains(&self.name.sequence());
         self.phase = Phase::Left;
-        Some(Leaving::Deleting(Deletion {
+        Some(NodeRemoval::Deleting(Deletion {
             path: self.path.clone(),
             signals: may_signal && dialect.signals_release() && held_alone && !is_forged,
-            restarts: is_old && !dialect.keeps_directories(),
+            restarts: is_old && !dialect.must_keep_directories(),
             ..Deletion::default()
         }))
     }
 
     /// Records that the owner leaves the node, in any phase. Returns the removals of all nodes that may exist, in the
     /// order in which they must be sent.
-    pub fn end(&mut self, may_signal: bool) -> Vec<Leaving> {
+    pub fn mark_left_in_any_phase(&mut self, may_signal: bool) -> Vec<NodeRemoval> {
         if self.phase == Phase::Coming {
             self.phase = Phase::Left;
-            return vec![Leaving::Coming { lists_after: std::mem::take(&mut self.may_have_orphan) }];
+            return vec![NodeRemoval::Coming { lists_after: std::mem::take(&mut self.may_have_orphan) }];
         }
-        let node = self.leave(may_signal);
+        let node = self.mark_left(may_signal);
         self.phase = Phase::Left;
         // The node in the queue is removed first. An exchange that is still under way then fails, so that it cannot
         // create a permit after the removal of the permit.
-        let outside = self.unseen.take().map(Leaving::delete);
-        let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
+        let outside = self.unseen.take().map(NodeRemoval::by_plain_delete);
+        let orphans = std::mem::take(&mut self.may_have_orphan).then_some(NodeRemoval::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
     }
 
@@ -349,17 +355,17 @@ impl NodeState {
     }
 
     /// Sets the epoch of the lease on which a waiter relies. The waiter is lost when that epoch ends.
-    pub(crate) fn rely_on(&mut self, epoch: Option<u64>) {
+    pub(crate) fn set_waiter_epoch(&mut self, epoch: Option<u64>) {
         self.relied_epoch = epoch;
     }
 
     /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded. Without a node,
     /// does nothing.
     ///
-    /// Must be called before an event of the watch is [recorded](NodeState::record_event). If the process was stopped
-    /// for long, the lease has run out and the server has removed the node. The end of the lease must then be recorded
-    /// as the loss, because it is the cause of the removal.
-    pub(crate) fn record_loss(&mut self, evidence: &LossEvidence) {
+    /// Must be called before an event of the watch is [recorded](NodeState::record_watch_event). If the process was
+    /// stopped for long, the lease has run out and the server has removed the node. The end of the lease must then be
+    /// recorded as the loss, because it is the cause of the removal.
+    pub(crate) fn detect_loss(&mut self, evidence: &LossEvidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
             Phase::Waiting | Phase::Moving(None) => self.relied_epoch,
@@ -367,7 +373,7 @@ impl NodeState {
         };
         let over = evidence.over.map(Loss::SessionOver);
         let ran_out = (since.is_some() && since != evidence.valid_in).then_some(Loss::LeaseRanOut);
-        let is_held_too_long = self.limits.first().is_some_and(|end| end <= evidence.now);
+        let is_held_too_long = self.limits.first_deadline().is_some_and(|end| end <= evidence.now);
         let too_long = is_held_too_long.then_some(Loss::HeldTooLong);
         self.loss = self.loss.or(over).or(ran_out).or(too_long);
         if self.loss == Some(Loss::HeldTooLong) {
@@ -377,28 +383,28 @@ impl NodeState {
 
     /// Records an event of the watch on the node. A deletion is a loss only if the node waits or is held, and is not
     /// being replaced.
-    pub(crate) fn record_event(&mut self, event: Event) {
+    pub(crate) fn record_watch_event(&mut self, event: Event) {
         self.is_watched = false;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
-            self.lose(Loss::Removed);
+            self.record_loss(Loss::Removed);
         }
     }
 
     /// Records a loss, unless an earlier loss is recorded.
-    pub fn lose(&mut self, loss: Loss) {
+    pub fn record_loss(&mut self, loss: Loss) {
         self.loss.get_or_insert(loss);
     }
 
     /// Returns the id of the next commit of a shared value. Each commit under one node has an id of its own, which
     /// identifies the commit if its answer is lost.
-    pub(crate) fn next_commit(&mut self) -> u32 {
+    pub(crate) fn take_commit_id(&mut self) -> u32 {
         self.commits = self.commits.wrapping_add(1);
         self.commits
     }
 
     /// Takes back the id of a commit that was not sent. If a later commit has an id already, this id stays unused,
     /// which does no harm.
-    pub(crate) fn commit_not_sent(&mut self, number: u32) {
+    pub(crate) fn give_back_commit_id(&mut self, number: u32) {
         self.commits = if self.commits == number { number.wrapping_sub(1) } else { self.commits };
     }
 
@@ -423,7 +429,7 @@ impl NodeState {
     }
 
     /// Records that the watch requested on this path was not armed. Does nothing if the node is at another path now.
-    pub(crate) fn watch_failed(&mut self, path: &str) {
+    pub(crate) fn record_watch_failure(&mut self, path: &str) {
         self.is_watched &= self.path != path;
     }
 
@@ -497,11 +503,11 @@ impl NodeState {
         self.token
     }
 
-    pub(crate) fn creation(&self) -> Creation {
-        self.creation
+    pub(crate) fn creation_times(&self) -> CreationTimes {
+        self.creation_times
     }
 
-    pub(crate) fn connection(&self) -> u64 {
+    pub(crate) fn create_connection(&self) -> u64 {
         self.connection
     }
 }

@@ -18,10 +18,10 @@ impl Node {
 /// Returns a held node on a valid lease, and its session's store.
 fn holding() -> (Arc<Node>, Arc<SessionStore>) {
     let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(6))));
-    store.began(store.lease().now());
+    store.record_begin(store.lease().now());
     let node = store.enter("/lock/node".to_owned());
-    store.unwatched.take(Duration::ZERO);
-    node.hold(store.lease().epoch().unwrap());
+    store.unwatched.take_due(Duration::ZERO);
+    node.mark_held(store.lease().epoch().unwrap());
     assert!(node.now_if_held().is_some());
     (node, store)
 }
@@ -74,7 +74,7 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
         let (store, clock) = SessionStore::begun(Duration::from_secs(6));
         let lease = store.lease();
         let node = store.enter("/lock/node".to_owned());
-        node.hold(lease.epoch().unwrap());
+        node.mark_held(lease.epoch().unwrap());
         assert_eq!(node.detect_loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
@@ -96,7 +96,7 @@ fn a_node_does_not_rely_on_a_lease_that_may_end_too_soon() {
     assert_eq!((lease.epoch(), node.epoch()), (Some(0), None));
     store.record_answer(lease.now());
     clock.fetch_add(3_000, Ordering::SeqCst);
-    store.acknowledged(lease.now());
+    store.record_quorum_answer(lease.now());
     store.record_answer(lease.now() - late);
     assert_eq!(node.epoch(), Some(0), "a later touch has extended the lease");
 }
@@ -124,23 +124,23 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
     assert_eq!((node.has_watch(), to_watch(&node)), (false, path()));
     assert_eq!(watched(&node, Ok(Box::pin(std::future::pending()))), Ok(()));
     assert_eq!((node.has_watch(), to_watch(&node)), (true, None));
-    assert!(store.unwatched.take(Duration::ZERO).0.is_empty());
+    assert!(store.unwatched.take_due(Duration::ZERO).0.is_empty());
 
     let (node, store) = holding();
     assert_eq!(to_watch(&node), path());
     assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
     assert_eq!((node.has_watch(), node.detect_loss()), (false, None));
-    assert_eq!((store.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
+    assert_eq!((store.unwatched.take_due(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
 }
 
 #[test]
 fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     let (node, _store) = holding();
     to_watch(&node);
-    node.change(|it| it.state.begin_move(Some("/lock/new".to_owned())));
+    node.change(|it| it.state.begin_replacement(Some("/lock/new".to_owned())));
     node.record_gone_if_at("/lock/node");
     assert_eq!((node.detect_loss(), to_watch(&node)), (None, None));
-    node.end_replacement(|it| it.exchanged(0));
+    node.end_replacement(|it| it.record_exchange(0));
     assert_eq!(to_watch(&node), Some("/lock/new".to_owned()));
     assert!(watched(&node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(to_watch(&node), None, "a watch on the new node was requested already");
@@ -159,7 +159,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
     assert!(matches!(node.hold_state(), HoldState::Suspect { .. }));
     store.set_connected(true);
     assert_eq!(node.hold_state(), HoldState::Held);
-    store.end(Ending::Expired);
+    store.record_end_and_report(Ending::Expired);
     let why = Loss::SessionOver(Ending::Expired);
     assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
@@ -189,7 +189,7 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
     };
     let store = SessionStore::begun_on(Duration::from_secs(6), read);
     let node = store.enter("/lock/node".to_owned());
-    node.hold(store.lease().epoch().unwrap());
+    node.mark_held(store.lease().epoch().unwrap());
     jumps.store(true, Ordering::SeqCst);
     assert_eq!(node.hold_state(), HoldState::Lost { why: Loss::LeaseRanOut });
 }
@@ -198,7 +198,7 @@ fn a_lease_that_ends_during_the_question_is_a_loss() {
 fn expiring() -> (Arc<Node>, impl Fn()) {
     let (store, clock) = SessionStore::begun(Duration::from_secs(6));
     let node = store.enter("/lock/node".to_owned());
-    node.hold(store.lease().epoch().unwrap());
+    node.mark_held(store.lease().epoch().unwrap());
     (node, move || _ = clock.fetch_add(6_000, Ordering::SeqCst))
 }
 

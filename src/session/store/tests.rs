@@ -14,19 +14,19 @@ fn begun() -> (Arc<SessionStore>, Arc<AtomicU64>) {
 
 fn holding(store: &Arc<SessionStore>) -> Arc<Node> {
     let node = store.enter("/lock/node".to_owned());
-    node.hold(store.lease().epoch().expect("it has just begun"));
+    node.mark_held(store.lease().epoch().expect("it has just begun"));
     node
 }
 
 #[test]
 fn a_renewal_after_a_lapse_revives_no_hold() {
     let renewals: [fn(&SessionStore); 2] = [
-        |store| store.began(store.lease().now()),
+        |store| store.record_begin(store.lease().now()),
         |store| {
             store.set_connected(false);
             store.set_connected(true);
-            store.resumed(store.lease().now());
-            store.acknowledged(store.lease().now());
+            store.record_resume(store.lease().now());
+            store.record_quorum_answer(store.lease().now());
         },
     ];
     for renew in renewals {
@@ -60,10 +60,10 @@ fn a_handshake_counts_only_once_reported_as_resumed() {
         store.set_connected(false);
         store.set_connected(true);
         if resumes {
-            store.resumed(store.lease().now());
+            store.record_resume(store.lease().now());
         }
         let before = store.lease().remaining();
-        store.acknowledged(store.lease().now());
+        store.record_quorum_answer(store.lease().now());
         assert_eq!(store.lease().remaining() > before, resumes);
     }
 }
@@ -73,7 +73,7 @@ fn each_lost_connection_counts_once() {
     let (store, _clock) = begun();
     for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
         store.set_connected(is_connected);
-        assert_eq!(store.connection(), losses);
+        assert_eq!(store.connection_number(), losses);
     }
 }
 
@@ -81,7 +81,7 @@ const GRACE: Duration = Duration::from_millis(50);
 
 fn store() -> Arc<SessionStore> {
     let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(6))));
-    store.began(store.lease().now());
+    store.record_begin(store.lease().now());
     store
 }
 
@@ -98,7 +98,7 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
     let store = store();
     let [_, gone] = enter(&store, ["1", "2"]);
     let to_watch = || {
-        let (due, more) = store.unwatched.take(GRACE);
+        let (due, more) = store.unwatched.take_due(GRACE);
         (names(&due), more)
     };
     assert_eq!(to_watch(), (vec![], true));
@@ -111,7 +111,7 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
     gone.mark_left(true);
     assert_eq!(to_watch(), (vec![], false));
     enter(&store, ["5"]);
-    assert_eq!(names(&store.unwatched.take(Duration::ZERO).0), ["/a/5"]);
+    assert_eq!(names(&store.unwatched.take_due(Duration::ZERO).0), ["/a/5"]);
 }
 
 #[test]
@@ -122,8 +122,8 @@ fn leaving_nodes_are_listed_until_they_are_gone() {
     store.mark_closing(&second);
     assert_eq!(store.closing_node_names("/a"), ["1", "2"]);
     assert!(store.closing_node_names("/b").is_empty() && store.closing_node_names("/a/1").is_empty());
-    store.forget(&first);
-    drop((first, store.unwatched.take(Duration::ZERO)));
+    store.forget_node(&first);
+    drop((first, store.unwatched.take_due(Duration::ZERO)));
     assert_eq!(store.closing_node_names("/a"), ["2"]);
     store.mark_closing(&third);
     assert_eq!(store.record.lock().closing.len(), 2, "the deleted node is forgotten");
@@ -135,7 +135,7 @@ fn a_node_that_was_left_is_no_longer_kept_alive() {
     let [node] = enter(&store, ["1"]);
     assert!(!store.has_no_nodes());
     node.mark_left(true);
-    store.forget(&node);
+    store.forget_node(&node);
     assert!(store.has_no_nodes());
 }
 
@@ -143,10 +143,10 @@ fn a_node_that_was_left_is_no_longer_kept_alive() {
 fn a_loss_by_the_session_end_keeps_its_reason() {
     let store = store();
     let [holder, waiter, removed] = enter(&store, ["1", "2", "3"]);
-    holder.hold(store.lease().epoch().unwrap());
+    holder.mark_held(store.lease().epoch().unwrap());
     removed.record_loss(Loss::Removed);
     assert!(!store.is_over());
-    store.end(Ending::Expired);
+    store.record_end_and_report(Ending::Expired);
     assert!(store.is_over());
     for (node, loss) in [
         (holder, Loss::SessionOver(Ending::Expired)),
@@ -174,7 +174,7 @@ fn a_panicking_waker_keeps_no_other_node_from_being_told() {
         let waker = if index % 2 == 0 { &panicking } else { Waker::noop() };
         assert!(changed.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
     }
-    store.end(Ending::Expired);
+    store.record_end_and_report(Ending::Expired);
     for (node, changed) in nodes.iter().zip(&mut waiting) {
         assert!(changed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
         assert_eq!(node.detect_loss(), Some(Loss::SessionOver(Ending::Expired)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use zk_rwlock::Dialect;
-use zk_rwlock::coordinator::{REFUSED_FROM, RESTART_FROM, Stat, permits_of};
+use zk_rwlock::coordinator::{REFUSED_FROM, RESTART_FROM, Stat, permits_in_name};
 use zk_rwlock::queue::NodeName;
 
 /// An oddity that `check` reports: a kind for programs, the node if the oddity concerns a single node, and a text for
@@ -114,7 +114,7 @@ pub(crate) fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[Show
     let (mut odd, mut taken) = (Vec::new(), 0);
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Oddity { kind, node: Some(name.clone()), what: what.to_owned() });
-        match permits_of(name) {
+        match permits_in_name(name) {
             Some(count) => taken += u64::from(count),
             None => add("foreign", "not a valid permit: no permit is granted until the node is removed"),
         }
