@@ -518,8 +518,8 @@ impl Acquisition {
         span.instrument(pin!(reported)).await
     }
 
-    /// Fails if a new contender would have to wait, or could not be granted at all. Writes nothing. Returns the session
-    /// timeout, which is the limit for a following [`Acquisition::take_now`].
+    /// Fails if a new contender would have to wait, or could never be granted the lock or permits. Writes nothing.
+    /// Returns the session timeout, which is the limit for a following [`Acquisition::take_now`].
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         if let Some(request) = &self.permits {

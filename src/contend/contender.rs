@@ -34,11 +34,11 @@ use crate::validation;
 /// time: at most 50 listings a second.
 const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
-/// A contender before the grant, and the hold after the grant. It owns its node from the create on. Variables of this
-/// type are named `entry` until the grant and `hold` after the grant, or `lock` where there are several.
+/// A contender before the grant, and the hold after the grant. A contender owns its node from the create on. Variables
+/// of this type are named `entry` until the grant and `hold` after the grant, or `lock` where there are several.
 ///
 /// Dropping the contender ends the hold and removes the node, even if the reply to the create has not come yet. In a
-/// forked process, it does neither.
+/// forked process, dropping it does neither.
 pub(crate) struct Contender {
     pub(super) trace: Mutex<HoldTrace>,
     session_slot: SessionSlot,
@@ -318,9 +318,9 @@ impl Contender {
             if !self.is_of_semaphore() || self.lacks_free_permits_for(&first).await? {
                 return Ok(first);
             }
-            // `first` is gone, or enough permits are free for it, and it will take them soon unless its process is
-            // stopped. The queue is listed again after a pause. The pause doubles, up to the session timeout, while the
-            // same contender is the first.
+            // Either `first` is gone, or enough permits are free for `first`, which takes them soon unless its process
+            // is stopped. The queue is listed again after a pause. The pause doubles, up to the session timeout, while
+            // the same contender is the first.
             let session = self.session();
             let first = Some(first.as_str().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
@@ -329,8 +329,8 @@ impl Contender {
         }
     }
 
-    /// Returns whether this is a contender for permits of a semaphore, or a holder. The queue of a semaphore is a
-    /// directory below the user's path, and the queue of a lock is that path itself.
+    /// Returns whether this contender waits for permits of a semaphore, or holds such permits. The queue of a semaphore
+    /// is a directory below the user's path, and the queue of a lock is that path itself.
     fn is_of_semaphore(&self) -> bool {
         self.user_path() != &**self.directory()
     }
@@ -405,8 +405,8 @@ impl Contender {
     /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the
     /// session's record ([`SessionStore::forget_node`](crate::session::store::SessionStore::forget_node)), and deletes
     /// the node. Sends the first request before it returns, unless the connection is lost. Returns the loss, if the
-    /// node was lost or left before, and the reply to the deletion, which goes on even if this reply is dropped. In a
-    /// forked process, changes and sends nothing, and returns the end of the session as the loss.
+    /// node was lost or left before. Also returns the reply to the deletion. The deletion goes on even if the reply is
+    /// dropped. In a forked process, changes and sends nothing, and returns the end of the session as the loss.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_forked() {
             let ending = Ending::Forked;

@@ -9,9 +9,9 @@
 //!   place is gone, or if the number of permits has changed.
 //!
 //! To save a round trip, a new contender sends an early read right after its create and its listing. If the listing
-//! shows the contender as the head, the early read counts as a read after that moment, because no read of a session
-//! shows an older state than an earlier read of the session. A reconnect between the listing and the early read does
-//! not matter.
+//! shows the contender as the head, the early read counts as a read after the contender became the head, because no
+//! read of a session shows an older state than an earlier read of the session. A reconnect between the listing and the
+//! early read does not matter.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -209,8 +209,8 @@ struct QueueHead<'a> {
     signal: Option<Arc<str>>,
     /// The version of the semaphore's node for which the ensemble's leader has last refused the exchange.
     refused: Option<i32>,
-    /// How often the directory of the permits was reported missing, although the leader then refused to create it
-    /// because it exists. The server that reported this may lag behind the leader.
+    /// How often this client's server said that the directory of the permits is missing, although the leader then
+    /// refused to create the directory, because it exists. Such a server may lag behind the leader.
     rounds: u32,
 }
 
@@ -380,7 +380,7 @@ impl<'a> QueueHead<'a> {
 }
 
 /// Creates the directory of the permits as a persistent node, like the semaphore's own node. If the leader has the
-/// directory already, may wait for this client's server or change servers.
+/// directory already, this client's server may lag behind, so this function may wait or connect to another server.
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::repeat_until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),

@@ -179,8 +179,8 @@ impl<'guard> Transaction<'guard> {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
-        // A lock may have been given back before `begin_write`, at the end of an elected leader's term. Then nothing is
-        // sent.
+        // The lock of an elected leader may have been given back before `begin_write`, because its term has ended. If
+        // so, nothing is sent.
         if let Some(lock) = locks.iter().find(|lock| lock.node().is_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));

@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// reported as not polled.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
-/// The waiting acquisitions of one lock handle and its clones for which the time of the warning has not come yet. One
-/// background task logs the warnings.
+/// The waiting acquisitions of one lock handle and its clones whose warnings are not due yet. One background task logs
+/// the warnings.
 pub(crate) struct WaitWarnings {
     coordinator: Arc<dyn Coordinator>,
     paths: LockPaths,

@@ -390,7 +390,7 @@ pub(crate) fn unsigned_sequence_at_end(name: &str) -> Option<i64> {
     digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
 }
 
-/// Returns why a host is invalid, or `None`.
+/// Returns why a host is invalid, or `None` if the host is valid.
 pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     if host.is_empty() {
         Some("is empty")

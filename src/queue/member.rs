@@ -63,7 +63,7 @@ pub struct Member {
     /// Whether the member's process may [keep](crate::RwLockBuilder::keep) the node between uses. If such a member
     /// [holds](MemberState::Holds), the `Display` of [`Queue`] and `zklock ls` print *keeps* instead of *holds*. The
     /// process either uses the lock, or is idle and gives the lock up as soon as it is asked to. The queue cannot show
-    /// the difference, because uses of a kept node send nothing.
+    /// the difference, because the process sends nothing when it uses the lock by a node that it keeps.
     pub keeps: bool,
     /// Whether the member is a candidate of an election ([`Leadership`](crate::Leadership)). A candidate that
     /// [holds](MemberState::Holds) is the leader. `false` if the member's node could not be read.
@@ -138,7 +138,7 @@ impl Queue {
 
     /// Returns the number of free permits; `None` if this is the queue of a lock.
     ///
-    /// The number is zero also if more permits are taken than exist, for example after
+    /// The number is also zero if more permits are taken than exist, for example after
     /// [`set_permits`](crate::Semaphore::set_permits) has lowered the number of permits.
     pub fn free(&self) -> Option<u32> {
         let taken = self.holders().filter_map(|holder| holder.permits).map(u64::from).sum::<u64>();
@@ -211,7 +211,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// Prints the time on the ensemble's clock instead of an age, so that readers with different clocks see the same text.
+/// Prints the time on the ensemble's clock instead of an age, so that people whose clocks differ see the same text.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "done at {}", humantime::format_rfc3339_seconds(clamp_to_printable(self.at)))?;

@@ -175,11 +175,11 @@ const TWIN_SUFFIX: &str = ".twin";
 /// value's node was deleted.
 pub(crate) const VALUE_TWIN: &str = "value.twin";
 
-/// Returns the path of the twin of the persistent node at `path`: a sibling that stays, and so shows the loss, if the
-/// node itself is deleted by mistake.
+/// Returns the path of the twin of the persistent node at `path`. The twin is a sibling node. If the node itself is
+/// deleted by mistake, the twin stays, and so shows the loss.
 ///
 /// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an
-/// operator may delete it by mistake. Without a twin, a deleted node would look like a node that was never written. So
+/// operator may delete one by mistake. Without a twin, a deleted node would look like a node that was never written. So
 /// the transaction that writes the node for the first time also creates the twin.
 pub(crate) fn twin_path(path: &str) -> String {
     format!("{path}{TWIN_SUFFIX}")

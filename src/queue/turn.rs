@@ -155,8 +155,8 @@ where
 
 /// Returns whether `me`, a writer that waits for readers, has to ask processes to give up kept nodes (nodes that their
 /// processes keep between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because
-/// that writer itself asks for the nodes before its own. A node in `closing` does not count, because its process is
-/// about to give it up.
+/// that writer itself asks processes to give up the nodes before its own. A node in `closing` does not count, because
+/// its process is about to give it up.
 pub(crate) fn has_kept_reader_ahead(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `looks_kept` comes first, because it rejects most names by their last characters, and a waiter may list 10,000
     // names.
@@ -339,8 +339,8 @@ pub enum Grant {
     Look,
     /// From the hand-off of its predecessor.
     HandOff {
-        /// The name of the predecessor's node, because the hand-off has to be confirmed: another client can forge one.
-        /// `None` if this grant need not be confirmed any more.
+        /// The name of the predecessor's node, while the hand-off still has to be confirmed, because another client can
+        /// forge a hand-off. `None` if no confirmation is needed any more.
         unconfirmed: Option<Arc<str>>,
     },
 }
@@ -379,8 +379,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     }
 
     /// Returns the next step after the directory was listed, as [`Step::List`] requires. `names` are the names in the
-    /// directory, in any order. The waiter need not ask for the nodes in `closing`, because their processes are about
-    /// to give them up.
+    /// directory, in any order. The waiter need not ask processes to give up the nodes in `closing`, because they are
+    /// about to do so anyway.
     pub fn next_after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_and_foreign_name(self.me.borrow(), names);
         match (turn, foreign) {

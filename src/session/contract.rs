@@ -78,8 +78,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     async fn close(&self);
 
-    /// Sleeps for `duration`, even if the caller has no async runtime. The sleep may end early if the caller's runtime
-    /// has ended.
+    /// Sleeps for `duration`, even if the caller has no async runtime, or if the caller's runtime ends meanwhile.
     #[doc(hidden)]
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -267,7 +266,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     ///
     /// The default implementation sends a transaction that checks the node at `path` and changes nothing. A transaction
     /// is answered only after a quorum has committed it, even if the check fails. ZooKeeper's own `sync` is not used,
-    /// because a leader that was deposed and does not know it yet may answer it
+    /// because a deposed leader, which does not know yet that it was deposed, may answer the `sync`
     /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)).
     fn sync(&self, path: &str) -> Reply<()> {
         let checked = self.transact(&[Operation::Check { path: path.to_owned(), version: None }]);
@@ -319,8 +318,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Runs `task` in the background, even after the end of the session. Does not use the caller's runtime.
     fn spawn(&self, task: Task);
 
-    /// Sleeps for `duration`, even if the caller has no async runtime. The sleep may end early if the caller's runtime
-    /// has ended.
+    /// Sleeps for `duration`, even if the caller has no async runtime, or if the caller's runtime ends meanwhile.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 

@@ -87,7 +87,7 @@ impl SessionStore {
 /// - The owner of the node itself had a false grant.
 /// - A stranger has set the data of a writer's node, and then a downgrade has replaced that node.
 ///
-/// So if a granted contender still holds the lock a fifth of the session timeout later, a second check follows. If a
+/// So if a granted contender still holds the lock a fifth of the session timeout later, the queue is listed. If a
 /// contender is left whose sequence number is at most that of `path`, the granted contenders lose the lock. If no such
 /// contender is left, the hand-off is confirmed. If a request fails, nothing is decided.
 pub(super) async fn check_hand_off(session: Weak<dyn Session>, path: Arc<str>) {

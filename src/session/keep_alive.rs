@@ -28,10 +28,10 @@ use crate::telemetry::{meter, names};
 /// watch on its own node itself, before it waits.
 ///
 /// While the session has nodes, a read is sent usually every fifth of the session timeout. One [settling
-/// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. Its answer
-/// lets the read extend the lease. While the session has no node, only the read is sent, every quarter of the timeout,
-/// and the answer to the next create lets the read extend the lease. But if reads alone [do not keep the session
-/// alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady
+/// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. The answer to
+/// this transaction lets the read extend the lease. While the session has no node, only the read is sent, every quarter
+/// of the timeout, and the answer to the next create lets the read extend the lease. But if reads alone [do not keep
+/// the session alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady
 /// mode](SessionStore::set_steady), neither the reads nor the transactions are sent.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {

@@ -141,9 +141,9 @@ impl Lease {
         self
     }
 
-    /// Sets the stop margin: by how much the lease ends before the ensemble may expire the session. By default this is
-    /// a sixth of the session timeout, or 300 ms if that is longer. But the default is never longer than a quarter of
-    /// the session timeout.
+    /// Sets the stop margin: how long before the ensemble may expire the session the lease ends. By default this is a
+    /// sixth of the session timeout, or 300 ms if that is longer. But the default is never longer than a quarter of the
+    /// session timeout.
     pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
         self.margin = margin;
         self
@@ -157,7 +157,7 @@ impl Lease {
         self.timeout
     }
 
-    /// Returns the present moment on this lease's clock. A backend reads it just before it sends a request.
+    /// Returns the present moment on this lease's clock. A backend reads this clock just before it sends a request.
     pub fn now(&self) -> Moment {
         (self.clock)()
     }
@@ -188,7 +188,7 @@ impl Lease {
             state.touches.pop_back();
         }
         state.touches.push_back(Touch { sent, answered: now });
-        // A touch that is older than one session timeout cannot extend the lease.
+        // A request that was sent more than one session timeout ago cannot extend the lease.
         while state.touches.front().is_some_and(|touch| touch.sent.saturating_add(self.timeout) <= now) {
             state.touches.pop_front();
         }
@@ -253,9 +253,9 @@ impl Lease {
             return false;
         }
         if !is_connected {
-            // No touch of this connection may extend the lease through an operation on a later connection. The touches
-            // are dropped even if this is no change, because answers may have come on a connection that was never
-            // reported as back.
+            // No request of this connection may extend the lease through an operation on a later connection. So the
+            // touches (the answered requests) are dropped. This happens even if the connection counts as lost already,
+            // because answers may have come on a connection that was never reported as back.
             state.touches.clear();
             (state.last_lost_at, state.resumed) = (now, None);
         }
@@ -305,8 +305,9 @@ impl Lease {
         self.remaining_and_epoch_at(self.now()).map(|(left, _)| left)
     }
 
-    /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
-    /// has extended the lease. Zero after that time, and after the end of the session. `Duration::MAX` in steady mode.
+    /// Returns how long the ensemble surely keeps the session: until one session timeout after the sending of the
+    /// newest request that has extended the lease. Zero after that time, and after the end of the session.
+    /// `Duration::MAX` in steady mode.
     ///
     /// While the lease is valid, this is longer than [`remaining`](Lease::remaining) by the stop margin (except in
     /// steady mode). A holder whose lease has ended must stop its work within the margin.
@@ -441,7 +442,7 @@ impl Lease {
         (state.over.is_none() && !left.is_zero()).then_some((left, state.epoch))
     }
 
-    /// Returns how long the lease lasts from the sending of the touch that extends it: one session timeout, less the
+    /// Returns how long the lease lasts from the sending of the request that extends it: one session timeout, less the
     /// stop margin.
     fn duration_from_touch(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)

@@ -1,6 +1,7 @@
 //! The removal of a node that this library has created, and of its owner's orphans (nodes whose creates had no answer),
-//! as a state machine without I/O. Each step of [`NodeRemoval`] but the last awaits an answer, which leads to the next
-//! step. `session/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives the same machine.
+//! as a state machine without I/O. Each step of [`NodeRemoval`], except `Gone`, awaits an answer, which decides the
+//! next step. `session/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives the same
+//! machine.
 //!
 //! | step | answer | next step |
 //! |---|---|---|

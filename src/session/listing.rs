@@ -20,8 +20,8 @@ use crate::sync::watch;
 /// listing of another caller.
 const UNDER_WAY_MAX: usize = 4;
 
-/// The most names of a small directory. A larger directory has one listing at a time, because several would fill memory
-/// with copies of the same names.
+/// The most names of a small directory. A larger directory has one listing at a time, because several listings would
+/// fill memory with copies of the same names.
 const MANY: usize = 256;
 
 /// The most listings that are sent after one sync. The next sync is sent when all of them are answered, or one session

@@ -84,8 +84,8 @@ pub(crate) struct Node {
     /// `first_limit`, this is a copy of the state that is read without the mutex, because a node that is kept between
     /// uses may be checked millions of times a second.
     held_in: AtomicU64,
-    /// When the first of the time limits of the present holds ends, in nanoseconds on the session's clock. If the
-    /// process keeps the node between uses, each use has its own limit. `u64::MAX` without a limit.
+    /// When the first of the present holds reaches its time limit, in nanoseconds on the session's clock. If the
+    /// process keeps the node between uses, each use counts as a hold. `u64::MAX` without a limit.
     first_limit: AtomicU64,
     lease: Arc<Lease>,
     /// The list to which the node is added again after an event that has used up its watch, unless the event is the
@@ -188,7 +188,8 @@ impl Node {
         self.read(|it| Arc::clone(it.node_name()))
     }
 
-    /// Returns the fencing token: the czxid of the node, which is unique in the ensemble and rises.
+    /// Returns the fencing token: the czxid of the node. A node that is created later, anywhere in the ensemble, has a
+    /// greater czxid.
     pub(crate) fn token(&self) -> i64 {
         self.read(NodeState::token)
     }
@@ -302,8 +303,8 @@ impl Node {
     /// and returns a [`Loss::SessionOver`].
     ///
     /// Polls the watch on the node, and wakes the waiting tasks if the watch has fired. If the owner waits for the lock
-    /// and relies on no epoch of the lease yet, records that it relies on the current epoch, unless the node [cannot
-    /// rely on it](Lease::is_reliable_since).
+    /// and relies on no epoch of the lease yet, the owner relies on the current epoch from now on, unless the node
+    /// [cannot rely on it](Lease::is_reliable_since).
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
@@ -437,8 +438,8 @@ impl Node {
         match answer {
             Ok(watch) => {
                 let own = (watch, Waker::from(Arc::clone(self)));
-                // A watch that is not kept is dropped after the mutex is released, because its destructor calls the
-                // backend.
+                // A watch that is not stored, or that the new watch replaces, is dropped after the mutex is released,
+                // because its destructor calls the backend.
                 let _before = self.change(|it| if it.state.path() == path { it.own.replace(own) } else { Some(own) });
                 // Polls the stored watch, which may have fired already, and registers its waker.
                 self.detect_loss();

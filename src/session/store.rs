@@ -69,14 +69,15 @@ pub(super) struct SessionRecord {
     pub(super) last_confirmed: Option<Arc<str>>,
     /// The nodes that this process no longer keeps between uses, and deletes after the last use of each.
     closing: Vec<Weak<Node>>,
-    /// When the renewal of the lease runs next, on the session's clock.
+    /// When the task that renews the lease runs next, on the session's clock.
     pub(super) renewal: Moment,
-    /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each has the moment
-    /// until which it is expected, the directory, and the owner's tag.
+    /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each entry has the
+    /// moment until which the ensemble may carry out the create, the directory, and the owner's tag.
     pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
     /// The listings that are under way, by directory.
     pub(super) listings: HashMap<Arc<str>, Listings>,
-    /// The callers whose listings are sent after the next sync, by directory. `None` while no task sends such listings.
+    /// The directories to list after the next sync, each with the sender of the answer to its callers. `None` while no
+    /// task sends such listings.
     pub(super) synced_listings: Option<BTreeMap<Arc<str>, ListingSender>>,
 }
 
@@ -100,7 +101,7 @@ pub(super) struct Listings {
     pub(super) under_way: usize,
     /// Whether the last answer had so many names that only one listing is sent at a time.
     pub(super) is_large: bool,
-    /// The callers that wait for the next listing of this directory.
+    /// The sender of the next listing's answer to the callers that wait for that listing. `None` if no caller waits.
     pub(super) next: Option<ListingSender>,
 }
 

@@ -337,8 +337,8 @@ fn a_repeated_connection_report_changes_nothing() {
     assert!(stage.lease.set_connected(false) && !stage.lease.is_connected());
     assert!(!stage.lease.set_connected(false));
     assert!(stage.lease.set_connected(true));
-    // A request that was sent at the moment of the loss may have been sent on the new connection, so it is recorded as
-    // a touch.
+    // A request that was sent at the moment of the loss may have been sent on the new connection, so its answer is
+    // recorded.
     stage.touch();
     assert_eq!(stage.lease.since_touch(), Duration::ZERO);
     stage.advance(ms(700));

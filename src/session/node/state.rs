@@ -100,7 +100,7 @@ pub(crate) struct HoldLimits {
     /// The longest duration of one hold or use.
     longest: Option<Duration>,
     ends: BTreeSet<HoldDeadline>,
-    /// How many holds and uses with a limit have begun so far. The count is the id of the last one.
+    /// How many holds and uses with a limit have begun so far. This is also the id of the hold or use that began last.
     begun: u64,
     /// When a hold or use was first found to have exceeded its limit.
     exceeded: Option<Moment>,
@@ -130,9 +130,9 @@ impl HoldLimits {
         self.ends.first().map(|end| end.at)
     }
 
-    /// Returns the time until the first of the present holds and uses reaches its limit. If none is present, returns
-    /// the limit itself, because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` if
-    /// there is no limit.
+    /// Returns the time until the first of the present holds and uses reaches its limit. If there is no present hold or
+    /// use, returns the limit itself, because a hold that begins now cannot exceed its limit sooner. Returns
+    /// `Duration::MAX` if there is no limit.
     pub(super) fn remaining(&self, now: Moment) -> Duration {
         self.first_deadline().map(|end| end.saturating_sub(now)).or(self.longest).unwrap_or(Duration::MAX)
     }
@@ -152,7 +152,8 @@ pub struct NodeState {
     /// The node's name in the queue, without a sequence number before the answer to the create.
     name: Arc<NodeName>,
     path: String,
-    /// The fencing token: the czxid of the node, which is unique in the ensemble and rises.
+    /// The fencing token: the czxid of the node. A node that is created later, anywhere in the ensemble, has a greater
+    /// czxid.
     token: i64,
     creation_times: CreationTimes,
     /// The connection on which the create was sent, as a count: see
@@ -459,7 +460,7 @@ impl NodeState {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_) | Phase::Moving(_))
     }
 
-    /// Returns the path of the node, or `None` while the node is being replaced, and without a node.
+    /// Returns the path of the node. `None` while the node is being replaced, and while there is no node.
     pub(crate) fn path_if_in_place(&self) -> Option<&str> {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_)).then_some(&*self.path)
     }
