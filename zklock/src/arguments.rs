@@ -70,15 +70,15 @@ impl Arguments {
         Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::clap_command()))
     }
 
-    /// Parses the command line. If a word that begins with `/` follows a `-j` of zklock, that word is not read as the
-    /// number of permits.
+    /// Parses the command line. A word that begins with `/` and follows a `-j` of zklock is not read as the number of
+    /// permits.
     pub(crate) fn from_command_line(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let beginnings: Vec<_> = words.iter().map(|word| beginning_if_too_long(word)).collect();
         if beginnings.iter().any(Option::is_some) {
             // clap compares an unknown option with every known one, which takes seconds if the unknown option is very
-            // long. So the line is first parsed with the beginning of each long word, and an unknown long option is
-            // refused here. A long word that is a value, or belongs to the command that zklock runs, is not refused
-            // here, and the whole words are parsed below.
+            // long. So the line is first parsed with the beginning of each long word instead of the word. This parse
+            // refuses an unknown long option. It does not refuse a long word that is a value, or that belongs to the
+            // command that zklock runs. The whole words are parsed below.
             let either = |(word, beginning): (&OsString, Option<OsString>)| beginning.unwrap_or_else(|| word.clone());
             Arguments::from_command_line(words.iter().zip(beginnings).map(either).collect())?;
         }
@@ -91,7 +91,7 @@ impl Arguments {
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
             // Only a `-j` before the lock's path is an option of zklock. A later `-j` belongs to the command that
-            // zklock runs. The empty word that is inserted means that `-j` has no number.
+            // zklock runs. The empty word that is inserted after `-j` stands for the missing number.
             let before = Arguments::parse_words(&words[..at]);
             if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
                 words.insert(at + 1, OsString::new());
@@ -504,8 +504,8 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        // humantime panics over some times whose parts add up to more than 2^64 s. So a text of more than 64 bytes is
-        // refused before, and so is a text with several numbers of which one has more than 9 digits.
+        // humantime panics over some times whose parts add up to more than 2^64 s. So two kinds of text are refused
+        // here: a text of more than 64 bytes, and a text of several numbers in which a number has more than 9 digits.
         Err(_) if text.len() > 64 || (numbers().count() > 1 && numbers().any(|digits| digits.len() > 9)) => None,
         Err(_) => humantime::parse_duration(text).ok(),
     };
@@ -518,8 +518,8 @@ fn parse_positive_duration(text: &str) -> Result<Duration, String> {
         .and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
 }
 
-/// The number of permits that `-j` is given with. `None` if `-j` is given without a number: then the number that is
-/// stored in ZooKeeper counts.
+/// The number of permits that `-j` is given with. `None` if `-j` is given without a number: zklock then uses the number
+/// that is stored in ZooKeeper.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantedPermits(pub(crate) Option<NonZeroU32>);
 
@@ -617,7 +617,7 @@ mod tests {
     }
 
     /// The short help has fewer than 50 lines. The help of a subcommand does not list the options of the connection,
-    /// which are accepted before and after the subcommand.
+    /// although they are accepted before and after the subcommand.
     #[test]
     fn the_short_help_is_short_and_a_subcommand_repeats_no_option_of_the_connection() {
         let help = |words: &[&str]| {

@@ -4,10 +4,11 @@ use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::{Error, Loss};
 
-/// The negative answer: the lock was not granted (`-n`, `-w`; `-E` sets another code), `check` found an oddity,
-/// `break`, `forget` or `permits --remove` found nothing to remove, or the user did not confirm `break`.
+/// The answer is no: the lock was not granted (`-n`, `-w`; `-E` sets another code), `check` found an oddity, `break`,
+/// `forget` or `permits --remove` found nothing to remove, or the user did not confirm `break`.
 pub(crate) const NEGATIVE: u8 = 1;
-/// `EX_USAGE` of sysexits.h: the command line is wrong, or a setting or a file that it or the environment names.
+/// `EX_USAGE` of sysexits.h: the command line is wrong, or a setting or a file that the command line or the environment
+/// names is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// `EX_DATAERR`: the data in ZooKeeper prevents the operation (for example the nodes of another program), or the
 /// servers refuse the operation (for example because of a quota). Also the code of errors that have no other code.
@@ -18,7 +19,7 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const DIVERGED: u8 = 70;
 /// `EX_OSERR`: the system lacks a resource, such as a thread, or refuses a call, such as to register a signal handler.
 pub(crate) const SYSTEM: u8 = 71;
-/// `EX_IOERR`: writing to standard output failed. It is no failure if standard output has no reader any more.
+/// `EX_IOERR`: writing to standard output failed. If nobody reads standard output any more, that is no failure.
 pub(crate) const NOT_WRITTEN: u8 = 74;
 /// `EX_TEMPFAIL`: the lock was lost while the command ran (`--lost-exit-code` sets another code). Another try may
 /// succeed.

@@ -56,8 +56,8 @@ const FILES: usize = 16;
 
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
     let cannot_start = |error: io::Error| Exit::new(exit::SYSTEM, format!("cannot start: {error}"));
-    // zklock opens this many files, and closes them again, to see whether enough file descriptors are left. Without
-    // them tokio's runtime would panic.
+    // zklock opens this many files, and closes them again, to see whether enough file descriptors are left. If too few
+    // were left, tokio's runtime would panic.
     let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
     drop(spare.map_err(cannot_start)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;

@@ -46,7 +46,8 @@ pub(crate) async fn set_or_remove_permits(
     }
     let semaphore = builder.build()?;
     let Some(number) = arguments.number else { return remove_semaphore(&semaphore).await };
-    // The path of a lock in use is refused, because the number of permits would turn the path into a semaphore.
+    // The path of a lock in use is refused, because a number of permits at the path would turn the path into a
+    // semaphore.
     if !connect::lock_at(&zk, &arguments.path, connection)?.queue().await?.members.is_empty() {
         return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", arguments.path)));
     }
@@ -72,8 +73,8 @@ async fn remove_semaphore(semaphore: &Semaphore) -> Result<u8, Exit> {
     }
 }
 
-/// Removes the contender with the given token. Without `--yes` the user must confirm the removal. Looks for the
-/// token again then, so another contender that comes while the user decides is not removed.
+/// Removes the contender with the given token. Without `--yes` the user must confirm the removal. Looks for the token
+/// again after that, so another contender that has come meanwhile is never removed.
 pub(crate) async fn evict_contender(arguments: &BreakArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
     let zk = connect_to(&arguments.path, connection).await?;
     let place = LockOrSemaphore::at(&zk, &arguments.path, connection.dialect)?;

@@ -19,8 +19,8 @@ use crate::terminal;
 /// The number of texts for standard error that can be queued. A text that finds the queue full is dropped.
 const UNREAD_MAX: usize = 1000;
 
-/// How long [`print_message`] and [`finish_messages`] wait at most. The time is short, because the wait blocks the thread that handles
-/// signals.
+/// The longest wait of [`print_message`] and [`finish_messages`]. It is short, because the wait blocks the thread that
+/// handles signals.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Returns whether the stream is a terminal that should have cursor control: `TERM` is set, and not to `dumb`.
@@ -51,8 +51,8 @@ pub(crate) fn print_message_within(limit: Duration, words: &str) {
 /// it has written the text, and so ends the wait.
 type QueuedText = (String, Option<Sender<Infallible>>);
 
-/// The channel to the thread that prints. The first text starts the thread. `None` if the system could not start the
-/// thread. In that case [`enqueue`] writes each text itself.
+/// The channel to the thread that prints. The first text starts the thread. If the system could not start the thread,
+/// this is `None`, and [`enqueue`] writes each text itself.
 static PRINTER: OnceLock<Option<SyncSender<QueuedText>>> = OnceLock::new();
 
 /// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full. If there is no
@@ -120,8 +120,8 @@ pub(crate) fn result_of_write(outcome: io::Result<()>) -> Result<bool, Exit> {
     }
 }
 
-/// Returns `false` if standard output has no reader any more, as after `| head`. The poll notices this without
-/// printing.
+/// Returns `false` if standard output has no reader any more, as after `| head`. The poll finds this out without a
+/// write.
 pub(crate) fn has_reader() -> bool {
     let out = io::stdout();
     let mut polled = [PollFd::new(&out, PollFlags::empty())];
@@ -148,8 +148,8 @@ const LONGEST_LINE: usize = 4000;
 /// The width, in columns, to which an overlong line of a message, or a long argument in a message, is shortened.
 const SHORT_LINE: usize = 300;
 
-/// Makes a message with text from other users readable: escapes control characters, and shortens each line of more than
-/// [`LONGEST_LINE`] characters.
+/// Prepares a message with text from other users for the terminal: escapes control characters, and shortens each line
+/// of more than [`LONGEST_LINE`] characters.
 pub(crate) fn escape_and_shorten(words: &str) -> String {
     let line = |line: &str| {
         let is_long = line.chars().nth(LONGEST_LINE).is_some();
@@ -169,8 +169,8 @@ pub(crate) fn shorten_argument(argument: &str) -> String {
     shorten_in_the_middle(argument, SHORT_LINE)
 }
 
-/// Prints the help, or an error about the arguments, as clap does. But if an error has a line of more than
-/// [`SHORT_LINE`] characters, because it quotes a long argument, its long lines are shortened, and it has no colours.
+/// Prints the help, or an error about the arguments, as clap does. An error that quotes a long argument may have a line
+/// of more than [`SHORT_LINE`] characters. Then the long lines are shortened, and the error is printed without colours.
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
@@ -206,17 +206,17 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The number of characters for each column: [`longest_beginning`] and [`longest_end`] return at most this many characters for each
-/// column that they may fill. Some characters take no column, so without this limit a text of few columns could have
-/// very many characters.
+/// The greatest number of characters for each column: [`longest_beginning`] and [`longest_end`] may fill a number of
+/// columns, and return at most this many characters for each of them. Some characters take no column, so without this
+/// limit a text of few columns could have very many characters.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {
     text.chars().nth(STACKED.saturating_mul(most)).is_none() && width(text) <= most
 }
 
-/// Returns the text if it fits into `most` columns, or else its beginning with [`MORE`] at the end, also in `most`
-/// columns. [`MORE`] alone takes a column.
+/// Returns the text if it fits into `most` columns. Otherwise returns its beginning with [`MORE`] at the end. This also
+/// fits into `most` columns, unless `most` is zero, because [`MORE`] alone takes a column.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
@@ -224,8 +224,8 @@ pub(crate) fn shorten(text: &str, most: usize) -> String {
     format!("{}{MORE}", longest_beginning(text, most.saturating_sub(1)))
 }
 
-/// Returns the text if it fits into `most` columns, or else its beginning and its end with [`MORE`] between them, also
-/// in `most` columns. [`MORE`] alone takes a column.
+/// Returns the text if it fits into `most` columns. Otherwise returns its beginning and its end with [`MORE`] between
+/// them. This also fits into `most` columns, unless `most` is zero, because [`MORE`] alone takes a column.
 pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
@@ -289,8 +289,8 @@ pub(crate) fn wrap_line(line: &str, most: Option<usize>) -> String {
     text
 }
 
-/// Returns how many columns a table on this stream may take. `None` if the stream is no terminal: then there is no
-/// limit.
+/// Returns how many columns a table on this stream may take. `None` means that there is no limit, because the stream is
+/// no terminal.
 pub(crate) fn terminal_columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
     of.is_terminal().then(|| terminal::columns_and_rows(of).0)
 }

@@ -45,8 +45,8 @@ impl LockOrSemaphore {
         }
     }
 
-    /// Finds the contender with this token. If the path of an `Either` is a semaphore without such a contender, the
-    /// lock at this path is searched, too, because clients of older versions may have contended for a lock there.
+    /// Finds the contender with this token. If an `Either` is a semaphore without such a contender, also searches the
+    /// lock at the same path, because clients of older versions may have contended for a lock there.
     pub(crate) async fn find_contender(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
@@ -75,7 +75,7 @@ impl LockOrSemaphore {
     }
 }
 
-/// Returns whether the path is a semaphore. The data of its node decides:
+/// Returns whether the path is a semaphore. The data of the node at the path decides:
 /// - A valid number of permits: a semaphore.
 /// - Other data: a semaphore if the directory of permits exists, or if this client may not list that directory.
 /// - No data, or no node: a semaphore if the directory of permits can be listed and has a permit.

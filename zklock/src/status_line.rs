@@ -13,8 +13,8 @@ const TYPED: usize = 2;
 /// prints nothing.
 const TAKEN_BACK: Duration = Duration::from_millis(200);
 
-/// A line on the terminal. Each [`StatusLine::draw`] overwrites it. The drop of this value erases it, if zklock is in
-/// the foreground then.
+/// A line on the terminal. Each [`StatusLine::draw`] overwrites it. Dropping this value erases it, if zklock is in the
+/// foreground then.
 #[derive(Debug, Default)]
 pub(crate) struct StatusLine {
     is_drawn: bool,
@@ -27,8 +27,8 @@ impl StatusLine {
         output::has_cursor_control(&io::stderr()) && terminal::is_foreground(io::stderr())
     }
 
-    /// Draws the first line of `briefer` for which the terminal has room, or else the last, shortened. In `briefer`
-    /// each line has fewer details than the one before.
+    /// Draws the first line of `briefer` that fits into the terminal. If none fits, draws the last line, shortened. In
+    /// `briefer` each line has fewer details than the one before.
     pub(crate) fn draw(&mut self, briefer: impl IntoIterator<Item = String>) {
         let (columns, _) = terminal::columns_and_rows(io::stderr());
         let room = columns.saturating_sub(1 + TYPED);
@@ -42,8 +42,8 @@ impl StatusLine {
 
 impl Drop for StatusLine {
     fn drop(&mut self) {
-        // The line is erased only in the foreground. If zklock is in the background, another text, such as a prompt,
-        // may stand in the place of the line and would be erased.
+        // The line is erased only if zklock is in the foreground. In the background, another text, such as a prompt,
+        // may stand in its place and would be erased.
         if self.is_drawn && StatusLine::can_be_drawn() {
             // zklock waits until the line is erased, because the command that zklock runs may write next.
             output::print_and_wait(TAKEN_BACK, "\r\x1b[K".to_owned());

@@ -1,8 +1,8 @@
 //! Lends the terminal to the command and takes it back.
 //!
 //! The command runs in a process group of its own. So the command can be stopped without stopping zklock, and gets each
-//! Ctrl-C only once. But only the foreground group of a terminal may read from the terminal and gets Ctrl-C. So zklock,
-//! if it is in the foreground, lends the terminal to the command's group, as a shell does:
+//! Ctrl-C only once. But only the foreground group of a terminal may read from the terminal and gets Ctrl-C. So if
+//! zklock is in the foreground, it lends the terminal to the command's group, as a shell does:
 //! - at the start of the command, if standard input and output are terminals, because then the user talks to the
 //!   command;
 //! - otherwise when the command uses the terminal and the system therefore stops it by SIGTTIN or SIGTTOU. Until then
@@ -26,8 +26,8 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsi
 pub(crate) struct Terminal {
     tty: File,
     our_group: Pid,
-    /// The terminal's settings when it was first lent to the command. They are not read earlier, because until then
-    /// they may be those of another process: of `less` in a pipe with zklock, or of a shell that reads its next line.
+    /// The terminal's settings when it was first lent to the command. They are not read earlier, because another
+    /// process may have changed them for a while: `less` in a pipe with zklock, or a shell that reads its next line.
     settings: OnceCell<Termios>,
 }
 
@@ -68,15 +68,15 @@ impl Terminal {
         with_sigttou_blocked(|| tcsetpgrp(&self.tty, group));
     }
 
-    /// Takes the foreground back if this group has it.
+    /// Makes zklock's group the foreground group of the terminal, if `group` has the foreground.
     pub(crate) fn take_back_from(&self, group: Pid) {
         if self.is_lent_to(group) {
             with_sigttou_blocked(|| tcsetpgrp(&self.tty, self.our_group));
         }
     }
 
-    /// Restores the settings from before the first loan, if the terminal was lent and zklock has the foreground. A
-    /// killed command cannot restore them itself.
+    /// Restores the settings that the terminal had before it was first lent, if it was lent and zklock has the
+    /// foreground. A killed command cannot restore them itself.
     pub(crate) fn restore_settings(&self) {
         if let Some(settings) = self.settings.get().filter(|_| self.is_ours()) {
             with_sigttou_blocked(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
@@ -107,13 +107,13 @@ pub(crate) fn columns_and_rows(of: impl AsFd) -> (usize, usize) {
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Calls `change`, which changes the terminal or writes to it, with SIGTTOU blocked. Otherwise SIGTTOU would stop a
-/// zklock that does this in the background. Does nothing if the signal cannot be blocked.
+/// Calls `change`, which changes the terminal or writes to it, with SIGTTOU blocked. If SIGTTOU were not blocked, it
+/// would stop a zklock that does this in the background. Does nothing if the signal cannot be blocked.
 pub(crate) fn with_sigttou_blocked<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
-        // The result is ignored, because zklock has no other way to make the change. The change fails, for example, if
+        // An error is ignored, because zklock has no other way to make the change. The change fails, for example, if
         // the terminal is gone or the command's group has ended.
         let _ = change();
         let _ = before.thread_set_mask();

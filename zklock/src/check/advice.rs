@@ -1,9 +1,9 @@
 //! Decides what an operator should do when the servers of an ensemble disagree about a node.
 //!
 //! An operator is told to delete data only on servers that contradict both the leader and a majority of the voting
-//! servers. A write that a quorum has committed is on at least one server of every majority. The servers of this
-//! majority agree, so the write is on all of them. If a server was not read, states no role, or shows a node that
-//! changed meanwhile, the advice is to do nothing.
+//! servers. Each committed write is on at least one server of that majority, because a quorum has committed it. The
+//! servers of the majority agree, so the write is on all of them. If a server was not read, states no role, or shows a
+//! node that changed meanwhile, the advice is to do nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,8 +29,8 @@ impl ServerRole {
     }
 }
 
-/// The state of a node on one server. `None` if the state changed while the servers were read, or could not be read
-/// each time.
+/// The state of a node on one server. `None` if the state changed while the servers were read, or if the server could
+/// not be read each time.
 pub(crate) type StateIfSteady<V> = Option<V>;
 
 /// The advice to the operator. It names servers by their index in the list of all servers.
@@ -71,9 +71,9 @@ pub(crate) fn advise<V: Ord>(servers: &[(ServerRole, StateIfSteady<V>)], is_whol
     }
 }
 
-/// Changes the advice about several nodes so that an operator can follow all of it. If it would delete the data of as
-/// many servers as half of the `voters` or more, or if the leader must be restarted, each advice to delete data becomes
-/// [`Advice::Nothing`].
+/// Changes the advice about several nodes so that an operator can follow all of it. Each advice to delete data becomes
+/// [`Advice::Nothing`] in two cases: if the leader must be restarted, or if the advice would delete data on servers
+/// whose number is at least half of `voters`.
 pub(crate) fn reconcile_advice(all: &mut [Advice], voters: usize) {
     let renewed: BTreeSet<usize> = all.iter().filter_map(|one| servers_to_renew(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));

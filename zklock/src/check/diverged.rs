@@ -22,7 +22,7 @@ struct Disagreement<'s> {
 }
 
 /// Returns for each server its role and the node's version there (`Some(None)` if the server shows no such node). The
-/// version is `None` if three looks did not show the same. A look is one read of all nodes.
+/// version is `None` unless the server was read three times and showed the same each time.
 fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(ServerRole, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
@@ -33,11 +33,12 @@ fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(ServerRole, 
     servers.iter().map(|server| (ServerRole::of(server.mode.as_deref()), steady(server))).collect()
 }
 
-/// Returns the nodes that one server shows in the first and third look (a look is one read of all nodes on all
-/// servers), but that another server does not show, or shows in another version, in the second look. The looks follow
-/// one another. The name of a deleted contender is never used again, and each write raises the version. So one of the
-/// two servers is wrong, unless a directory, record or value was deleted and created again between the looks. A
-/// directory about which the same is found as about a node in it is left out.
+/// Returns the nodes about which two servers disagree. All nodes are read on all servers three times, and each of these
+/// reads is called a look. One server shows the node in the first and the third look. Another server does not show the
+/// node in the second look, or shows another version of it. The looks follow one another, the name of a deleted
+/// contender is never used again, and each write raises the version. So one of the two servers is wrong, unless a
+/// directory, record or value was deleted and created again between the looks. A directory is left out if the same
+/// difference is found for a node in it.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
@@ -58,8 +59,8 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     };
     let all = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: difference(node)? }));
     let (paths, names): (Vec<_>, Vec<_>) = all.partition(|it| it.node.starts_with('/'));
-    // A directory or other path with the same difference as a node of a contender is left out, because the report of
-    // the node says enough.
+    // A directory or other path with the same difference as a contender's node is left out, because the report about
+    // that node is enough.
     let is_new = |it: &Disagreement<'_>| names.iter().all(|name| name.what != it.what);
     let mut reported: Vec<_> = paths.into_iter().filter(is_new).collect();
     reported.extend(names);
@@ -92,8 +93,8 @@ pub(crate) enum EnsembleIds {
     Unknown,
 }
 
-/// Asks the first server that answered all three looks (reads of all nodes) for the ids of the ensemble's servers. They
-/// stay unknown if there is no such server, or if it does not answer this time.
+/// Asks a server for the ids of the ensemble's servers: the first server that answered all three looks (reads of all
+/// nodes). The ids stay unknown if there is no such server, or if it does not answer this time.
 pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeeperBuilder) -> EnsembleIds {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return EnsembleIds::Unknown };
     let asked = async {
@@ -107,8 +108,8 @@ pub(crate) async fn ask_ensemble_ids(servers: &[ServerReport], options: &ZooKeep
     }
 }
 
-/// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`. Without such lines the ensemble is
-/// unlisted, and with an invalid id the ids are unknown.
+/// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`. Without such lines, the ensemble has
+/// no list of its servers. If an id is invalid, the ids are unknown.
 fn parse_ensemble_ids(config: &str) -> EnsembleIds {
     let lines = config.lines().filter_map(|line| line.trim().strip_prefix("server."));
     let ids: Option<BTreeSet<u8>> = lines.map(|line| line.split('=').next()?.parse().ok()).collect();
@@ -119,14 +120,14 @@ fn parse_ensemble_ids(config: &str) -> EnsembleIds {
     }
 }
 
-/// Returns the server's id: the highest byte of the id of a session that the server gave. Two names in the connect
-/// string with the same id are one server.
+/// Returns the server's id: the highest byte of the id of a session that the server gave. If two names in the connect
+/// string have the same id, they name the same server.
 fn server_id(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
 
 /// Returns whether `servers` are known to be all servers of the ensemble, and each of them answered all three looks
-/// (reads of all nodes).
+/// (reads of all nodes). Returns `false` if the ensemble's servers are unknown.
 fn covers_ensemble(servers: &[ServerReport], ensemble: &EnsembleIds) -> bool {
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
     let ids: Option<BTreeSet<u8>> = servers.iter().map(server_id).collect();
@@ -137,7 +138,7 @@ fn covers_ensemble(servers: &[ServerReport], ensemble: &EnsembleIds) -> bool {
     }
 }
 
-/// How many servers the connect string names, how many were looked at, and how many the ensemble has.
+/// The numbers of servers that the connect string names, that were looked at, and that the ensemble has.
 pub(crate) struct EnsembleCoverage {
     named: usize,
     pub(crate) looked_at: usize,
@@ -159,7 +160,8 @@ impl EnsembleCoverage {
         EnsembleCoverage { named: servers.len(), looked_at, of }
     }
 
-    /// Returns the oddity that some servers of the ensemble were not looked at, if there are such servers.
+    /// Returns the oddity that some servers of the ensemble were not looked at. `None` if there are no such servers, or
+    /// if their number is unknown.
     pub(crate) fn away_oddity(&self) -> Option<Oddity> {
         let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
         let advice = if self.named < of { ": name all servers of the ensemble in --zk" } else { "" };

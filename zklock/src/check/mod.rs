@@ -101,8 +101,8 @@ struct CheckedNodes {
     /// For a semaphore: its number of permits (`None` if the number is missing or not valid), and the nodes of the
     /// permits that are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
-    /// For a semaphore: the nodes of contenders for a lock at the same path. The lock and the semaphore do not exclude
-    /// each other.
+    /// For a semaphore: the nodes of contenders that use the same path as a lock. Such a lock and the semaphore do not
+    /// exclude each other.
     beside: Vec<ShownNode>,
 }
 
@@ -165,9 +165,8 @@ async fn wider_acl_oddities(zk: &ZooKeeper, paths: PathsToRead) -> Result<Vec<Od
     Ok(odd)
 }
 
-/// Returns the oddity of a ghost: a node that the servers show although its session is over. The text depends on
-/// whether the leader has the node, because only a node that the leader has can be removed. Returns `None` if zklock
-/// has no session.
+/// Returns the oddity of a ghost: a node that the servers show although its session is over. The leader may lack this
+/// node, and then the node cannot be removed, so the text depends on that. Returns `None` if zklock has no session.
 async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Oddity> {
     let (owner, token) = (stat.ephemeral_owner, stat.czxid);
     let session_slot = zk.session_slot(0).await.ok()?;
@@ -236,7 +235,7 @@ fn exit_for_failure(failure: Failure, path: &str) -> Exit {
 }
 
 /// Returns the name of every node in the directory, and its `Stat` if this client may read it, sorted by name. The
-/// library's own queue would leave out the nodes that are no contenders.
+/// library's own function for queues cannot be used here, because it leaves out the nodes that are no contenders.
 async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, path))?;
     let session = session_slot.session();
@@ -246,7 +245,7 @@ async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> 
     };
     let mut nodes = Vec::with_capacity(names.len());
     for some in names.chunks(READS_IN_FLIGHT) {
-        // All requests of the chunk are sent before the first reply is awaited, so they take one round trip.
+        // All requests of the chunk are sent before the first reply is awaited, so a chunk takes about one round trip.
         let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
         for (name, reply) in some.iter().zip(replies) {
             match connect::within_session_timeout(session, reply).await {

@@ -60,8 +60,8 @@ fn describe_foreign_node(name: &str, dialect: Dialect) -> (&'static str, String)
 }
 
 fn contender_oddities(contender: &NodeName, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
-    // Only clients of the native dialect rely on the version of a contender's node, so in other dialects a written node
-    // is no oddity.
+    // A contender's node that was written is no oddity in other dialects, because only clients of the native dialect
+    // rely on the version of such a node.
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
     let is_persistent = stat.is_some_and(|stat| stat.ephemeral_owner == 0);
     let found = [
@@ -101,8 +101,8 @@ fn counter_oddity(highest: i64, dialect: Dialect) -> Option<Oddity> {
     Some(Oddity { kind, node: None, what })
 }
 
-/// Returns the oddity of a contender for a lock at a semaphore's path. A client of an older version of the library, for
-/// example, creates such a node, because it does not check whether the path is a semaphore.
+/// Returns the oddity of a contender for a lock at a semaphore's path. For example, a client of an older version of the
+/// library creates such a node, because that version does not check whether the path is a semaphore.
 pub(crate) fn oddity_beside_semaphore(name: &str) -> Oddity {
     let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
                 path";

@@ -20,8 +20,9 @@ use crate::output::escape_controls;
 /// left out.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the third look (the third read of all nodes), if the second look found ghosts. A ghost is a
-/// node that stays although its session is over. The wait gives the node of a session that has just ended time to go.
+/// How long to wait before the third look (the third read of all nodes), if the second look found ghosts: nodes that
+/// stay although their sessions are over. A session may have ended only just now. The wait gives the servers time to
+/// remove its nodes.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
@@ -51,8 +52,8 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
 /// ZooKeeper's own page about its vulnerabilities.
 pub(crate) const SECURITY_PAGE: &str = "https://zookeeper.apache.org/security.html";
 
-/// The nodes that a server shows in one read of all nodes, and their versions. A node that was only listed with its
-/// directory, and not read itself, has the version 0 here.
+/// The nodes that a server shows in one read of all nodes, with their versions. The version is 0 if a node was only
+/// listed with its directory, and not read itself.
 pub(crate) type NodeVersions = BTreeMap<String, i32>;
 
 /// The state of one server, as zklock has read it.
@@ -81,8 +82,8 @@ pub(crate) struct PathsToRead {
     pub(crate) nodes: Vec<String>,
 }
 
-/// Reads `paths` on every server three times. Each of these three reads is called a look. A look begins when the look
-/// before has ended on all servers. In each look, a server catches up with the leader (`sync`) before it lists a
+/// Reads `paths` on every server three times. Each of these three reads is called a look, and begins when the look
+/// before it has ended on all servers. In each look, a server catches up with the leader (`sync`) before it lists a
 /// directory. `nodes` are the ephemeral nodes that may be ghosts: nodes of sessions that are over.
 pub(crate) async fn look_three_times(
     nodes: &BTreeMap<String, Stat>,
@@ -104,8 +105,8 @@ pub(crate) async fn look_three_times(
             }
         }
         if round == 0 {
-            // `dump` lists the sessions. It comes after the first look, so that it lists the sessions of all nodes of
-            // that look, except sessions that are over.
+            // `dump` lists the sessions. It is sent after the first look, so that the list has the session of each node
+            // that the look has shown, unless the session is over.
             let dumps =
                 join_all(names.iter().map(|name| send_four_letter_word(name, "dump", options, connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
@@ -118,8 +119,8 @@ pub(crate) async fn look_three_times(
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
     let modes = join_all(names.iter().map(|name| send_four_letter_word(name, "srvr", options, connection))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
-        // The role of a server counts as unknown if the two answers to `srvr`, before the first and after the last
-        // look, differ.
+        // `srvr` was sent before the first look and again after the last one. If the two answers state different roles,
+        // the role of the server counts as unknown.
         if server.mode != rest_of_line(&said.unwrap_or_default(), MODE) {
             server.mode = None;
         }
@@ -229,8 +230,8 @@ fn parse_dumped_sessions(dump: &str) -> Option<BTreeSet<i64>> {
     Some(sessions.lines().filter_map(id).collect())
 }
 
-/// Returns the ghosts among `nodes`: the nodes that each server showed when it was last read, although none of the
-/// servers that answered `dump` knows their session. Returns none if no server answered `dump`.
+/// Returns the ghosts among `nodes`. A ghost is a node that each server showed in its last look, although none of the
+/// servers that answered `dump` knows the node's session. Returns none if no server answered `dump`.
 pub(crate) fn ghost_nodes<'n>(
     servers: &[ServerReport],
     nodes: &'n BTreeMap<String, Stat>,

@@ -48,8 +48,8 @@ pub(crate) fn print_manual_page(task: Option<&str>) -> Result<u8, Exit> {
 }
 
 /// Renders a manual page with `clap_mangen`, but keeps the line breaks of the text after the help. This text has
-/// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`], and lacks
-/// the lines of the help that begin with `More: `, because they refer to the manual page.
+/// columns, and roff would join its lines into a paragraph. The page of zklock itself ends with [`MANUAL`]. It leaves
+/// out the lines of the help that begin with `More: `, because they refer to the manual page.
 fn render_manual_page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let tasks = command.has_subcommands();
     let mut epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();

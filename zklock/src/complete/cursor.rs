@@ -103,8 +103,8 @@ pub(crate) fn expected_word(program: &Command, words: &[String]) -> ExpectedWord
     }
 }
 
-/// Returns the kind of word that can stand at the cursor, which is after the lock's path. `at` is the index of the first
-/// word after the path. `has_line` says whether `-c` was given before the path.
+/// Returns the kind of word that can stand at the cursor, if the cursor is after the lock's path. `at` is the index of
+/// the first word after the path. `has_line` says whether `-c` was given before the path.
 fn expected_after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
     let first = words.get(at).filter(|_| at + 1 < words.len());
     match first.map(String::as_str) {

@@ -3,9 +3,9 @@
 //! would disturb the line that the user is typing.
 //!
 //! The words of the command line come by standard input, each ended by a zero byte. They are not passed as arguments,
-//! because a password among them would show in the list of processes. bash sends one word more, which is the part of
-//! the last word that bash replaces by the chosen candidate. The answer is empty if there is nothing to complete.
-//! Otherwise its first line is one of these:
+//! because a password among them would show in the list of processes. bash sends one word more: the part of the last
+//! word that bash will replace by the chosen candidate. The answer is empty if there is nothing to complete. Otherwise
+//! its first line is one of these:
 //! - `words`: a line for each candidate follows, with the word and, if there is one, a tab and a description;
 //! - `file`: the shell completes the name of a file;
 //! - `command N`: the shell completes a command that begins after the first N words.
@@ -43,7 +43,7 @@ use crate::output::{self, escape_controls};
 /// The longest wait for the ensemble. It is short, because the user waits at the prompt meanwhile.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// If more paths than this are offered, zklock does not look up which of them have locks below, because each look-up is a
+/// If more paths than this are offered, zklock does not check which of them have locks below, because each check is a
 /// request to the server.
 const LOOKED_INTO: usize = 100;
 
@@ -53,8 +53,8 @@ const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 /// The suffix of the record of a `--once-in` job. The record of the lock `/a` is `/a.done`.
 const RECORD: &str = ".done";
 
-/// The suffix of the name of a twin, a second node beside a value or a record. The rest of the name is the name of the
-/// first node. The twin proves that the first node existed, even after the first node was deleted.
+/// The suffix of the name of a twin: a second node beside a value or a record, whose name is the name of the first node
+/// with this suffix. The twin proves that the first node existed, even after the first node was deleted.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn print_candidates(shell: Shell) -> Result<u8, Exit> {
@@ -123,7 +123,7 @@ async fn path_candidates(current: &str, connection: &ConnectionArguments) -> Vec
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
     };
-    // No lock can be below an invalid path, so the servers are not asked.
+    // An invalid path cannot have a lock below it, so the servers are not asked.
     if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
         return Vec::new();
     }
@@ -153,8 +153,8 @@ async fn possible_locks_below(session: &Arc<dyn Session>, directory: &str) -> BT
         .collect()
 }
 
-/// Returns the names of possible locks or directories of locks among these children. Leaves out contenders, twins, the
-/// parts of a semaphore, and names with control characters. Returns the lock's name in place of the record's.
+/// Returns the names of possible locks or directories of locks among these children. Leaves out contenders, twins (see
+/// [`TWIN`]), the parts of a semaphore, and names with control characters. For a record, returns the name of its lock.
 fn possible_lock_names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
@@ -168,7 +168,7 @@ fn possible_lock_names(children: &[String]) -> impl Iterator<Item = &str> {
         of.is_some_and(|of| of.ends_with(RECORD) || children.iter().any(|child| child == of))
     };
     let names = names.filter(move |name| !is_part(name) && !is_contender(name) && !is_twin(name));
-    // The servers remove the empty directory of a lock without contenders. But the record of a `--once-in` job stays:
+    // The servers remove the empty directory of a lock without contenders, but not the record of a `--once-in` job. So
     // the record `/a.done` shows that there is a lock `/a`.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }

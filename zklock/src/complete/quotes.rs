@@ -23,7 +23,8 @@ impl TypedWord {
     pub(crate) fn new(word: &str, replaced: &str) -> TypedWord {
         let (_, quote, quoted_from) = parse_quotes(word);
         let kept = word.strip_suffix(replaced).map_or(0, str::len);
-        // bash keeps the quotes that are open at the end of the word, and everything before them.
+        // bash keeps an open quote at the end of the word, and the text before this quote, even if they are in
+        // `replaced`.
         let kept = if quote == OpenQuote::None { kept } else { kept.max(quoted_from) };
         TypedWord { before: parse_quotes(&word[..kept]).0, quote }
     }
@@ -46,8 +47,8 @@ impl TypedWord {
                 _ => escaped.push(character),
             }
         }
-        // bash adds the closing quote, unless the inserted text ends with the same kind of quote. In that case the text
-        // needs its own closing quote.
+        // bash adds the closing quote after the inserted text, unless the text ends with the same kind of quote. In
+        // that case the text itself must have the closing quote.
         let end = match self.quote {
             OpenQuote::Single => escaped.ends_with('\'').then_some('\''),
             OpenQuote::Double => escaped.ends_with('"').then_some('"'),
@@ -182,7 +183,8 @@ mod tests {
         }
         assert_eq!(TypedWord::new("--zk=a", "a").text_to_insert("--zk=ab").as_deref(), Some("ab"));
         assert_eq!(TypedWord::new("/a", "").text_to_insert("/b"), None);
-        // bash adds no closing quote after an inserted text that ends with a quote, so the text has its own.
+        // bash adds no closing quote after an inserted text that ends with a quote. So these texts have a closing quote
+        // of their own.
         assert_eq!(TypedWord::new("'/", "/").text_to_insert("/it'").as_deref(), Some(r"/it'\'''"));
         assert_eq!(TypedWord::new("\"/", "/").text_to_insert("/it\"").as_deref(), Some(r#"/it\"""#));
         assert_eq!(TypedWord::new("\"/", "/").text_to_insert("/it!").as_deref(), Some(r#"/it"\!"""#));

@@ -24,7 +24,7 @@ use crate::status_line::StatusLine;
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
 /// A tick time without a unit must be less than this number of seconds. No server should have a longer tick time, so a
-/// larger number was probably meant in milliseconds.
+/// larger number was probably meant as milliseconds.
 const LONGEST_TICK: f64 = 100.0;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -67,9 +67,9 @@ pub(crate) async fn connect_visibly(
     }
 }
 
-/// Shows on a status line, if one is possible, for how long zklock has been connecting, and why no server has given a
-/// session yet, as soon as that is known. Does this for as long as this future is polled. Shows nothing in the first
-/// second.
+/// Shows on a status line for how long zklock has been connecting. Also shows why no server has given a session yet,
+/// once that is known. Goes on for as long as this future is polled. Shows nothing in the first second, and nothing at
+/// all if no status line is possible.
 async fn show_connecting(servers: &str, options: &ZooKeeperBuilder) -> Infallible {
     let mut line = StatusLine::default();
     let started = Instant::now();
@@ -101,9 +101,9 @@ pub(crate) fn connect_string(connection: &ConnectionArguments) -> Result<String,
 }
 
 /// Returns the options for connections that give up if no server is reached within `limit`. Reads the files that the
-/// settings name. Call this function once, because such a file may be a pipe, which can be read only once.
+/// settings name. Must be called only once, because such a file may be a pipe, which can be read only once.
 pub(crate) fn client_options(limit: Duration, connection: &ConnectionArguments) -> Result<ZooKeeperBuilder, Exit> {
-    // The chroot of the connect string is created when it is first needed, because a subcommand that only reads must
+    // The chroot of the connect string is not created before it is needed, because a subcommand that only reads must
     // create nothing.
     let mut builder = builder_with_stop_margin(connection.session_timeout).connect_timeout(limit).make_root_on_demand();
     if let Some(tick) = settings::TICK_TIME.given_value(connection.tick_time.as_ref()) {
@@ -132,8 +132,8 @@ fn parse_tick_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Sets the stop margin to a quarter of the session timeout: if the connection is lost and does not come back, the lock
-/// counts as lost this long before the session can expire, so that the command has time to stop. With a larger margin,
+/// Sets the stop margin to a quarter of the session timeout. If the connection is lost and does not come back, the lock
+/// counts as lost this long before the session can expire. The command uses this time to stop. With a larger margin,
 /// the library would have to send heartbeats too often to keep a promise of `docs/zklock.md`: with `--tick-time`, the
 /// lock survives a disconnection of 0.4 of the session timeout. A session timeout of zero gets no margin, because the
 /// library refuses this timeout anyway.
@@ -155,9 +155,9 @@ fn sasl_settings(connection: &ConnectionArguments) -> TextOrFile {
     (settings::SASL.given_value(connection.sasl.as_ref()), file)
 }
 
-/// Returns the option or variable, and for credentials also the file, that gave the setting that `problem` is about.
-/// `problem` is the library's text about an invalid input. Returns `None` if its first words are not known here, or if
-/// nothing gave the setting.
+/// Returns the name of the option or variable that gave the setting that `problem` is about. For credentials, the name
+/// of the file follows if they come from a file. `problem` is the library's text about an invalid input. Returns `None`
+/// if the first words of `problem` are not known here, or if nothing gave the setting.
 fn setting_at_fault(problem: &str, connection: &ConnectionArguments) -> Option<String> {
     let name = |given: Option<GivenValue>| given.map(|given| given.setting_name().to_owned());
     match problem {
@@ -175,8 +175,7 @@ fn setting_at_fault(problem: &str, connection: &ConnectionArguments) -> Option<S
     }
 }
 
-/// Turns an error into the exit of zklock. The message names the option or variable to which the error is traced, if
-/// there is one.
+/// Turns an error into the exit of zklock. If the error is traced to an option or variable, the message names it.
 pub(crate) fn exit_for_error(error: Error, connection: &ConnectionArguments) -> Exit {
     let exit = Exit::from(error.clone());
     let set = source_of_credentials(&sasl_settings(connection))
@@ -253,8 +252,8 @@ fn tls_options(connection: &ConnectionArguments) -> Result<Option<Tls>, Exit> {
     }
 }
 
-/// Returns the text of the error, for an invalid input without the prefix that says so. The caller puts the name of the
-/// setting before the text.
+/// Returns the text of the error. For an invalid input, leaves out the prefix that says so, because the caller puts the
+/// name of the setting before the text.
 fn problem_text(error: Error) -> String {
     match error {
         Error::InvalidInput(problem) => problem,

@@ -40,9 +40,9 @@ pub(crate) struct GivenValue {
 }
 
 impl Setting {
-    /// Returns the value of the option, or without the option that of the variable, after [`without_bom_and_newline`].
-    /// An empty value counts as not given, so that an empty variable is the same as an unset one. An empty option hides
-    /// the variable.
+    /// Returns the value of the option. If the option is not given, returns the value of the environment variable. Both
+    /// are changed as [`without_bom_and_newline`] does. An empty value counts as not given, so that an empty variable
+    /// is the same as an unset one. An empty option hides the variable.
     pub(crate) fn given_value(self, option: Option<&OsString>) -> Option<GivenValue> {
         self.option_or_variable(option.cloned(), std::env::var_os(self.variable))
     }
@@ -72,8 +72,8 @@ impl GivenValue {
         self.name
     }
 
-    /// Returns the value as text. Fails if it is not valid UTF-8, without showing the value, because it may be a
-    /// password.
+    /// Returns the value as text. Fails if the value is not valid UTF-8. The error does not show the value, because it
+    /// may be a password.
     pub(crate) fn as_text(&self) -> Result<&str, Exit> {
         self.text.to_str().ok_or_else(|| self.usage_error("the value is not valid UTF-8"))
     }

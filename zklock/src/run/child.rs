@@ -40,19 +40,19 @@ pub(crate) struct ChildOutcome {
     /// unknown.
     pub(crate) code: u8,
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
-    /// signal only to the command's group, so zklock has to send it to the program that started zklock.
+    /// signal only to the command's process group. So zklock has to send it to the program that started zklock.
     pub(crate) typed: Option<Signal>,
-    /// The signal by which zklock has to end ([`end_zklock_by`]). If it is `None`, zklock exits with `code`, unless SIGINT
-    /// comes late ([`ChildOutcome::exit_code`]).
+    /// The signal by which zklock has to end ([`end_zklock_by`]). If this is `None`, zklock exits with `code`, unless a
+    /// late SIGINT ends it ([`ChildOutcome::exit_code`]).
     ends_by: Option<Signal>,
-    /// The command's group, if a signal that zklock passed on has ended the command, or if zklock has passed on TERM.
-    /// Then the remaining processes of the group must end, too.
+    /// The command's process group, if its remaining processes must end, too: if a signal that zklock passed on has
+    /// ended the command, or if zklock has passed on TERM.
     pub(crate) cut_short: Option<Pid>,
 }
 
 impl ChildOutcome {
     /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_zklock_by`]). `late` is a signal that
-    /// came when the command had ended. It counts only if it is SIGINT and the command has ended with 0.
+    /// came after the command had ended. It is ignored unless it is SIGINT and the command has ended with 0.
     pub(crate) fn exit_code(self, late: Option<Signal>) -> u8 {
         let late = late.filter(|signal| *signal == Signal::INT && self.code == 0);
         self.ends_by.or(late).map_or(self.code, end_zklock_by)
@@ -65,9 +65,9 @@ impl ChildOutcome {
     }
 }
 
-/// Ends zklock by the signal if it is SIGINT: a shell that runs zklock in a loop ends the loop only if zklock ends by
-/// SIGINT, not if it exits with a code. Returns the exit code for every other signal, and if zklock is the first
-/// process of a container: such a process cannot end by its own signal.
+/// Ends zklock by SIGINT if the signal is SIGINT. A shell that runs zklock in a loop ends the loop only then, and not
+/// if zklock exits with a code. For every other signal, returns the exit code. Also returns it if zklock is the first
+/// process of a container, because such a process cannot end by its own signal.
 pub(crate) fn end_zklock_by(signal: Signal) -> u8 {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish_messages();
@@ -76,9 +76,9 @@ pub(crate) fn end_zklock_by(signal: Signal) -> u8 {
     exit::code_of_signal(signal.as_raw())
 }
 
-/// Returns whether a stopped zklock would probably never be continued: zklock is the first process of its PID
-/// namespace, or its parent is the first process and is in the same group. A shell that could continue zklock by `fg`
-/// or `bg` would have started it in another group.
+/// Returns whether a stopped zklock would probably never be continued. This is so if zklock is the first process of its
+/// PID namespace, or if zklock's parent is the first process and is in the same group. A shell that could continue
+/// zklock by `fg` or `bg` would have started it in another group.
 fn cannot_be_continued() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
@@ -87,9 +87,9 @@ fn cannot_be_continued() -> bool {
 /// The id of the command's process from its start until it is reaped, and 0 at other times.
 static COMMAND: AtomicI32 = AtomicI32::new(0);
 
-/// Begins to reap orphaned processes that have ended, if zklock is the first process of a container and therefore their
-/// parent. Call this function in the single-threaded runtime of the thread that starts the command: on another thread
-/// the task could reap the command before [`COMMAND`] is set.
+/// Begins to reap orphaned processes that have ended, if zklock is the first process of a container: such a process is
+/// the parent of all orphans. Call this function in the single-threaded runtime of the thread that starts the command.
+/// On another thread the task could reap the command before [`COMMAND`] is set.
 pub(crate) fn adopt_orphans() -> Result<(), Exit> {
     if getpid().is_init() {
         let mut ended = signals::signal_stream(SignalKind::child())?;
@@ -138,24 +138,24 @@ impl ProcessStat {
     }
 }
 
-/// A command that was started. Only [`Child::reap`] reaps its process. Until then the system gives the process id to no
-/// other process, so no signal can reach a wrong one.
+/// A command that was started. Only [`Child::reap`] reaps its process. Until then the system does not reuse the process
+/// id, so a signal cannot reach another process.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: Process,
     group: Pid,
     events: UnboundedReceiver<ChildEvent>,
     terminal: Option<Terminal>,
-    /// Listens for keys in the command's group, from the moment when the terminal is first lent to the command. `None`
-    /// before, and if the witness cannot be started.
+    /// The process that listens for keys in the command's group. It starts when the terminal is first lent to the
+    /// command. `None` before that, and if it cannot be started.
     witness: Option<Witness>,
     /// Whether zklock took the terminal from the command when both were stopped. [`Child::resume`] resets this.
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
-    /// Listens for keys that are typed while zklock's own group has the terminal. zklock gets the signal of a key, too,
-    /// but does not see whether the signal was typed or sent by a process. After a command that exits with 0, zklock
-    /// ends by the signal if it was typed.
+    /// The process that listens for keys that are typed while zklock's own group has the terminal. zklock gets the
+    /// signal of a key, too, but does not see whether the signal was typed or sent by a process. After a command that
+    /// exits with 0, zklock ends by the signal if it was typed.
     witness_among_us: Option<Witness>,
 }
 
@@ -181,8 +181,8 @@ impl Child {
             command.env_remove(name);
         }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        // The thread that waits for the command's events starts before the command. Otherwise a failure to start the
-        // thread would leave a running command.
+        // The thread that waits for the command's events starts before the command. In the other order, a failure to
+        // start the thread would leave a running command behind.
         let (started, starts) = std::sync::mpsc::channel();
         let (sender, events) = mpsc::unbounded_channel();
         let listens = thread::Builder::new().spawn(move || {
@@ -194,7 +194,8 @@ impl Child {
             }
         });
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
-        // This witness starts before the command, so that it hears each key that is typed while the command runs.
+        // `Witness` is a process that listens for keys. It starts before the command, so that it gets each key that is
+        // typed while the command runs.
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
         let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.our_group()));
         let process =
@@ -213,9 +214,9 @@ impl Child {
             witness_among_us,
         };
         if lends {
-            // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. If the command has
-            // already asked for the terminal and was stopped for it, the stop is reported as an event, and
-            // `handle_stop` continues the command.
+            // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. The command may
+            // already have asked for the terminal, and have been stopped for that. Then the stop is reported as an
+            // event, and `handle_stop` continues the command.
             child.lend_terminal();
         }
         Ok(child)
@@ -228,9 +229,9 @@ impl Child {
     /// Sends the signal to the whole process group, or to the command's process alone if the group cannot be signalled.
     /// Returns `false` if zklock has no right to send it.
     pub(crate) fn send_signal(&self, signal: Signal) -> bool {
-        // Signalling the group fails if the group is empty, if zklock may not signal it, or if the command is to begin
-        // its own Unix session (setsid(2)) but has not begun it yet. After each failure the process alone is signalled,
-        // which helps in the last case.
+        // Signalling the group fails if the group is empty or zklock may not signal it. It also fails if the command is
+        // to begin its own Unix session (setsid(2)) but has not begun it yet. After each failure the process alone is
+        // signalled, which helps only if the session has not begun yet.
         let signalled = kill_process_group(self.group, signal).or_else(|_| kill_process(self.group, signal));
         signalled != Err(Errno::PERM)
     }
@@ -241,8 +242,8 @@ impl Child {
         self.send_signal(signal);
     }
 
-    /// Continues a stopped command. First lends it the terminal again if it had the terminal when it was stopped and
-    /// zklock has the foreground now.
+    /// Continues a stopped command. If the command had the terminal when it was stopped, and zklock has the foreground
+    /// now, first lends the terminal to the command again.
     pub(crate) fn resume(&mut self) {
         let lends = std::mem::take(&mut self.was_foreground);
         if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
@@ -252,11 +253,11 @@ impl Child {
     }
 
     /// Handles a stop of the command by the signal `by`. Does nothing if zklock has no terminal.
-    /// - If the command was stopped because it used the terminal (TTIN, TTOU), and has the terminal by now or can be
-    ///   lent it, zklock continues the command.
+    /// - If the command was stopped because it used the terminal (TTIN, TTOU), and now has the terminal or can be lent
+    ///   it, zklock continues the command.
     /// - Otherwise, if the command has the terminal, zklock's whole group stops as well, until `fg` or `bg`, so that
-    ///   the shell notices the stop. But if nobody could continue it ([`cannot_be_continued`]), zklock continues the
-    ///   command.
+    ///   the shell notices the stop. There is an exception: if nobody could continue the group
+    ///   ([`cannot_be_continued`]), zklock continues the command instead.
     /// - If the command does not have the terminal, zklock stops itself after TTIN, TTOU and TSTP, and ignores any
     ///   other stop.
     pub(crate) fn handle_stop(&mut self, by: Signal) {
@@ -294,9 +295,10 @@ impl Child {
         let mut typed = None;
         if let Some(terminal) = &self.terminal {
             let was_lent = terminal.is_lent_to(self.group);
-            // The terminal is taken back before the witness ends, so that no key is typed while nobody listens.
+            // The terminal is taken back before the witness (the process that listens for keys) ends. In the other
+            // order, a key could be typed while nothing listens.
             terminal.take_back_from(self.group);
-            // Without the answer of a witness, zklock assumes a key if SIGINT or SIGQUIT ended the command.
+            // If no witness answers, a key counts as typed if SIGINT or SIGQUIT ended the command.
             typed = self.witness.take().and_then(Witness::end).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore_settings();
@@ -308,18 +310,19 @@ impl Child {
             (None, Err(_)) => u8::MAX,
         };
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
-        // A command that handles TERM may end with an exit code. So every end after a TERM that was passed on counts as
-        // caused by it.
+        // A command that handles TERM may end with an exit code instead of the signal. So if TERM was passed on, every
+        // end of the command counts as caused by it.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_zklock_by`]), unless the command's exit code has
-        // another cause: it is neither 0 nor the code for this signal.
+        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_zklock_by`]) if the command's exit code is 0
+        // or the code for this signal. Any other exit code has another cause.
         let typed_to_us = self.witness_among_us.take().and_then(Witness::end).flatten();
         let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::code_of_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
         ChildOutcome { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }
 
-    /// Lends the command the terminal. Before the first loan, starts the witness in the command's group.
+    /// Lends the command the terminal. Before the first loan, starts the witness (the process that listens for keys) in
+    /// the command's group.
     fn lend_terminal(&mut self) {
         if let Some(terminal) = &self.terminal {
             if self.witness.is_none() {

@@ -42,12 +42,12 @@ const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 /// `-w` shortens the time for which zklock tries to reach a server, but not below this time. `-w 0` means `-n`.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
-/// The pause between two checks of a condition that zklock is not notified of, such as whether the session still has
-/// enough time left. [`end_rest_of_group`] begins with this pause and lengthens it.
+/// The pause between two checks of a condition for which zklock gets no notification, such as whether the session still
+/// has enough time left. [`end_rest_of_group`] begins with this pause and lengthens it.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long zklock waits at most, after a loss of the lock or of the place in the queue, until the client knows why it
-/// reaches no server.
+/// The longest wait, after the lock or the place in the queue was lost, until the client knows why it reaches no
+/// server.
 const REASON: Duration = Duration::from_millis(500);
 
 /// The time limit of the search in [`describe_circle`].
@@ -55,12 +55,12 @@ const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
 
-/// The time between two readings of the clock while zklock waits for the lock. A late reading shows that zklock, or the
-/// machine, was stopped.
+/// The time between two readings of the clock while zklock waits for the lock. If a reading comes late, zklock or the
+/// machine was stopped meanwhile.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// The suffix of an error message if the lock or the place in the queue was lost and zklock, or the machine, seems to
-/// have been stopped before.
+/// The suffix of an error message about the loss of the lock or of the place in the queue, if zklock or the machine
+/// seems to have been stopped before the loss.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
 /// The usual limit of a wait during the last steps of zklock, such as the end of the session. [`give_lock_back`] sets
@@ -132,9 +132,9 @@ pub(crate) async fn acquire_and_run(run: &RunArguments, connection: &ConnectionA
     Ok(outcome?.exit_code(late))
 }
 
-/// Returns how long to try to reach a server: for the connect timeout, or without one for the session timeout. `-w`
-/// shortens this time to the wait, but not below [`CONNECT_LEAST`]. Without `--connect-timeout`, `-n` or `-w 0`
-/// shortens the time to [`CONNECT_AT_ONCE`].
+/// Returns how long to try to reach a server. The time is the connect timeout or, if none is given, the session
+/// timeout. `-w` shortens it to the time of the wait, but not below [`CONNECT_LEAST`]. If no connect timeout is given,
+/// `-n` and `-w 0` shorten it to [`CONNECT_AT_ONCE`].
 fn connect_limit(run: &RunArguments, connection: &ConnectionArguments) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
@@ -292,11 +292,11 @@ async fn exit_for_refusal(
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Looks for a circle of processes that wait for each other and that the wait of this process closes. Returns a text
-/// about the circle, or an empty text if none is found: there is none, it is not below the common parent of the two
-/// locks, or the search fails or takes longer than [`CIRCLE`]. Only a process that runs under another `zklock`
-/// searches. Any other zklock holds no lock while it waits, so nobody waits for it, and its search would only be a load
-/// on the servers.
+/// Looks for a circle of processes that wait for each other, which the wait of this process closes. Returns a text
+/// about the circle, or an empty text if none is found. None is found if there is none, if it is not below the common
+/// parent of the two locks, or if the search fails or takes longer than [`CIRCLE`]. Only a process that runs under
+/// another `zklock` searches. Any other zklock holds no lock while it waits, so nobody waits for it, and the search
+/// would load the servers for nothing.
 async fn describe_circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
@@ -320,8 +320,8 @@ fn may_come_from_stop(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 
-/// Estimates the longest time for which zklock, or the machine, was stopped while zklock waited: the clock is read
-/// regularly, and the greatest delay of a reading counts.
+/// Estimates the longest time for which zklock or the machine was stopped while zklock waited. The clock is read
+/// regularly. The estimate is the greatest delay of a reading.
 struct StallDetector {
     last: Cell<Instant>,
     longest: Cell<Duration>,
@@ -348,19 +348,19 @@ impl StallDetector {
         }
     }
 
-    /// Returns the greatest delay of a reading so far. A reading that is overdue now counts, too.
+    /// Returns the greatest delay of a reading so far. If the next reading is overdue now, its delay counts, too.
     fn longest_stop(&self) -> Duration {
         self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
     }
 }
 
-/// Returns a suffix for the message of a loss: since when no server is reached, and why. Returns an empty text if the
-/// lease did not run out, if zklock is connected, or if the client does not know the reason within [`REASON`].
+/// Returns a suffix for the message of a loss. It says since when no server is reached, and why. Returns an empty text
+/// if the lease did not run out, if zklock is connected, or if the client does not know the reason within [`REASON`].
 async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
         while started.elapsed() < REASON {
-            // A call of `state` makes a client without a connection find out why it reaches no server.
+            // If the client has no connection, a call of `state` makes it find out why it reaches no server.
             if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
                 return format!(" ({state})");
             }
@@ -370,8 +370,8 @@ async fn describe_disconnection(why: Loss, zk: &ZooKeeper) -> String {
     String::new()
 }
 
-/// Runs the command until it ends, or until the lock is lost and the command is ended for that reason. Then copies
-/// [`ChildOutcome::typed`] to `typed`. If the lock is lost before the start, fails without running the command.
+/// Runs the command until it ends. If the lock is lost, ends the command. Afterwards copies [`ChildOutcome::typed`] to
+/// `typed`. If the lock is lost before the start, fails without running the command.
 async fn run_under_lock(
     guard: &AnyGuard,
     run: &RunArguments,
@@ -396,7 +396,7 @@ async fn run_under_lock(
     let mut suspect = false;
     loop {
         tokio::select! {
-            // `biased` and this order of the branches make a loss of the lock come first.
+            // With `biased` and this order of the branches, a loss of the lock is handled before all other events.
             biased;
             state = changes.next() => match state {
                 Some(HoldState::Suspect { until }) => {
@@ -421,8 +421,8 @@ async fn run_under_lock(
             event = child.next_event() => match event {
                 ChildEvent::Stopped(by) => child.handle_stop(by),
                 ChildEvent::Ended => {
-                    // If the lock is lost by the time zklock sees the end of the command, zklock reports the loss,
-                    // because the command may have run without the lock.
+                    // The lock may be lost by the time zklock sees that the command has ended. Then zklock reports the
+                    // loss, because the command may have run without the lock.
                     let mut held = guard.is_held();
                     let reaped = child.reap();
                     *typed = reaped.typed;
@@ -440,7 +440,7 @@ async fn run_under_lock(
             },
             signal = signals.next_signal() => match signal {
                 // The lock is lost, for example because zklock was stopped for too long. So the command must not be
-                // continued. The next round of the loop handles the loss.
+                // continued. The loop handles the loss next.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
                 signal => child.pass_signal_on(signal),
@@ -450,8 +450,8 @@ async fn run_under_lock(
 }
 
 /// With `--once-in`, records the success of a command that has exited with 0. In all other cases returns `reaped` at
-/// once. A signal ends the wait for the servers' reply: a message says that the outcome is unknown, and zklock then
-/// ends as [`end_zklock_by`] does for the signal.
+/// once. If a signal comes while zklock waits for the servers' reply, the wait ends: a message says that the outcome is
+/// unknown, and zklock then ends as [`end_zklock_by`] does for the signal.
 ///
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown for another reason than a signal. Without the
@@ -468,8 +468,8 @@ async fn record_success(
     }
     let recorded = tokio::select! {
         biased;
-        // After a loss of the lock the reply is awaited for [`FAREWELL`] more, because it may still come. The wait does
-        // no harm, because the command has ended.
+        // After a loss of the lock, zklock waits for the reply for [`FAREWELL`] longer, because the reply may still
+        // come. The wait does no harm, because the command has ended.
         recorded = once.done() => recorded,
         why = async {
             let why = guard.lost().await;
@@ -509,21 +509,21 @@ async fn fail_with_loss(why: Loss, code: u8, client: Option<&ZooKeeper>, how: &s
 }
 
 /// Returns the client, which may know why no server is reached. Returns `None` if the lease ran out, and the session
-/// may have expired by the time zklock notices this: then zklock seems to have stood still, and the servers are not the
+/// may have expired before zklock noticed this. Then zklock seems to have been stopped, and the servers are not the
 /// cause.
 fn client_unless_late<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
     let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
     (!is_late).then_some(zk)
 }
 
-/// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, so that
-/// enough time is left for KILL, and at most 200 ms.
+/// Returns the longest wait until a message is printed: an eighth of the time until the session can expire, or 200 ms
+/// if that is shorter. An eighth leaves enough time for KILL.
 fn longest_message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
-/// Divides `left`, the time until the session can expire. Returns the grace between TERM and KILL, which is at most
-/// `wanted`, and the time that is reserved for KILL, a sixth of `left`.
+/// Divides `left`, the time until the session can expire. Reserves a sixth of `left` for KILL. Returns the grace, which
+/// is the time between TERM and KILL, and the reserve. The grace is `wanted`, or the rest of `left` if that is shorter.
 fn grace_and_reserve(wanted: Duration, left: Duration) -> (Duration, Duration) {
     let reserve = left / 6;
     (wanted.min(left - reserve), reserve)
@@ -532,8 +532,8 @@ fn grace_and_reserve(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// Ends the command by TERM and, after the grace, by KILL. Returns a text that says how the command ended.
 ///
 /// No other contender gets the lock before this session can expire, unless somebody removes this lock's node.
-/// - KILL follows TERM after `--grace`, but at the latest when a sixth of the time that the session had left at TERM
-///   remains.
+/// - KILL follows TERM after `--grace`, but not later than the moment when a sixth of the session's remaining time is
+///   left. The remaining time is measured at TERM.
 /// - If the session may have expired already, or if `--grace` is zero, KILL is sent at once, without TERM.
 /// - If somebody has removed the node, the command still gets the grace, although another contender may have the lock.
 async fn stop_command(
@@ -545,7 +545,7 @@ async fn stop_command(
     let how = end_by_term_and_kill(guard, run, &mut child).await;
     let reaped = child.reap();
     *typed = reaped.typed;
-    // A command that had ended before KILL, for example while zklock was stopped, was not killed.
+    // A command may have ended before KILL was sent, for example while zklock was stopped. Then it was not killed.
     match reaped.code == exit::code_of_signal(Signal::KILL.as_raw()) {
         false if how == KILLED => "the command has ended",
         _ => how,
@@ -559,8 +559,8 @@ async fn end_by_term_and_kill(guard: &AnyGuard, run: &RunArguments, child: &mut 
         child.send_signal(Signal::TERM);
         // CONT follows, because a stopped command does not react to TERM.
         child.send_signal(Signal::CONT);
-        // The loop reads the clock in short steps, because timers stand still while the machine is suspended, but the
-        // session can still expire.
+        // The loop reads the clock in short steps. A long timer would be late, because timers stand still while the
+        // machine is suspended, but the session can still expire meanwhile.
         while started.elapsed() < grace && guard.session_left() > reserve {
             tokio::select! {
                 biased;
@@ -583,8 +583,8 @@ async fn end_by_term_and_kill(guard: &AnyGuard, run: &RunArguments, child: &mut 
 }
 
 /// Waits until the remaining processes of the command's group have ended, too. They got the signal that ended the
-/// command. Kills them after the grace, or immediately if the lock is lost or another signal comes, and waits for their
-/// end up to [`FAREWELL`].
+/// command. Kills them after the grace, or immediately if the lock is lost or another signal comes. After the kill,
+/// waits for their end for [`FAREWELL`] at most.
 async fn end_rest_of_group(group: Pid, guard: &AnyGuard, run: &RunArguments, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;
@@ -607,10 +607,10 @@ async fn end_rest_of_group(group: Pid, guard: &AnyGuard, run: &RunArguments, sig
 /// Releases the lock and ends the session in one round trip. The release is sent first, because the release of a write
 /// lock can grant the lock to the next contender in the same transaction. The end of the session only removes the node.
 ///
-/// The wait for the replies has a limit: one session timeout if zklock is connected and holds the lock, and otherwise
-/// [`FAREWELL`], or without a connection [`FAREWELL_UNREACHED`]. An earlier signal lowers the limit to [`FAREWELL`]. If
-/// the limit ends the wait for a lock that was held, a message says for how long the lock may stay taken. Returns the
-/// signal that came before or during the wait, if one has.
+/// The wait for the replies has a limit. The limit is one session timeout if zklock is connected and holds the lock.
+/// Otherwise it is [`FAREWELL`], or without a connection [`FAREWELL_UNREACHED`]. A signal that came before lowers the
+/// limit to [`FAREWELL`]. If the limit ends the wait for a lock that was held, a message says for how long the lock may
+/// stay taken. Returns the signal that came before or during the wait, if there is one.
 async fn give_lock_back(
     guard: AnyGuard,
     zk: &ZooKeeper,
@@ -622,11 +622,12 @@ async fn give_lock_back(
         (true, false) => FAREWELL,
         (false, _) => FAREWELL_UNREACHED,
     };
-    // An earlier signal is taken from the stream, so that it does not end the wait at once. It only lowers the limit.
+    // A signal that came before is taken from the stream, so that it does not end the wait at once. It only lowers the
+    // limit.
     let pending = signals.take_pending();
     let limit = if pending.is_some() { limit.min(FAREWELL) } else { limit };
     let left = guard.is_held().then(|| guard.session_left());
-    // `select!` and `join!` poll the release first, and that poll sends the request. An error of the release is
+    // `select!` and `join!` poll the release first, and that poll sends its request. An error of the release is
     // ignored, because the end of the session removes the node, too.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {

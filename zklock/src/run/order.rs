@@ -88,8 +88,9 @@ impl LockedCommand {
 /// Makes a label from the beginning of a command line.
 fn label_from_words(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // At most `LABEL_MADE + 1` characters are used, which is enough for `shorten` to see a longer line. Some characters
-    // take no column, but the library's limit for labels counts them, too.
+    // Uses at most `LABEL_MADE + 1` characters. `shorten` needs one more than `LABEL_MADE` to see that the line is
+    // longer. The number of characters is limited, because some characters take no column, but the library's limit for
+    // labels counts them, too.
     let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)

@@ -23,9 +23,9 @@ use crate::exit::{self, Exit};
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
 /// Signals that end a process by default, except [`FAULTS`] and the real-time signals. KILL is missing, because it
-/// cannot be caught, and PIPE, because zklock's own output may cause it. zklock listens to these signals before it
-/// connects, unless they were ignored when it was started. It passes them on to a running command. Before the command
-/// runs, such a signal ends zklock.
+/// cannot be caught. PIPE is missing, because zklock's own output may cause it. zklock listens to these signals before
+/// it connects, unless they were ignored when zklock was started. Before the command runs, such a signal ends zklock.
+/// Later zklock passes it on to the command.
 const ENDING: &[Signal] = &[
     Signal::HUP,
     Signal::INT,
@@ -46,9 +46,10 @@ const ENDING: &[Signal] = &[
     Signal::STKFLT,
 ];
 
-/// Signals by which a program ends after a fault of its own. zklock blocks them, if it can, and a thread waits for
-/// those that another process sends. A handler cannot do this: after a real fault of zklock the handler would return to
-/// the faulty instruction. A real fault still ends zklock, although the signal is blocked.
+/// Signals by which a program ends after a fault of its own. Another process can send them, too. zklock blocks them, if
+/// it can, and a thread waits for those that another process sends. A handler cannot be used: after a real fault of
+/// zklock, the handler would return to the faulty instruction. A real fault still ends zklock, although the signal is
+/// blocked.
 #[cfg(target_os = "linux")]
 const FAULTS: [NamedSignal; 7] = [
     NamedSignal::SIGILL,
@@ -77,11 +78,12 @@ impl Signals {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut signals = Signals { sender, receiver, before: SigSet::empty() };
         signals.listen_to(ENDING.iter().copied().chain(real_time_signals()))?;
-        // The signals are unblocked after their handlers are set, because one of them may already be pending.
+        // The signals are unblocked after their handlers are set, because a signal may already be pending, and would
+        // end zklock.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         signals.before = unblocked.map_err(|error| cannot_listen_error(&error))?;
-        // The signals of `FAULTS` are blocked only if there is a stage, which is the process that becomes the command and
-        // unblocks them first. Without the stage the command would inherit the blocked signals.
+        // The signals of `FAULTS` are blocked only if the command is started through the stage, a process that unblocks
+        // them before it becomes the command. Without the stage the command would inherit the blocked signals.
         if can_use_stage {
             signals.add_faults()?;
         }
@@ -90,8 +92,8 @@ impl Signals {
 
     /// Begins to deliver the signals of [`OTHERS`], too.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
-        // If the parent of zklock ignores SIGCHLD, zklock inherits this. Then, without a handler for SIGCHLD, the exit
-        // codes of children would be lost.
+        // zklock inherits it if its parent ignores SIGCHLD. Then the exit codes of children would be lost, unless there
+        // is a handler for SIGCHLD.
         let _stays_registered = signal_stream(SignalKind::child())?;
         self.listen_to(OTHERS)
     }
@@ -130,7 +132,7 @@ impl Signals {
         }
     }
 
-    /// Takes all signals that have come from the stream, and returns the last that is not in [`OTHERS`].
+    /// Takes all signals from the stream that have come so far, and returns the last one that is not in [`OTHERS`].
     pub(crate) fn take_pending(&mut self) -> Option<Signal> {
         let come = std::iter::from_fn(|| self.receiver.try_recv().ok());
         come.filter(|signal| !OTHERS.contains(signal)).last()
@@ -163,7 +165,7 @@ impl Signals {
     }
 
     /// Blocks the signals of [`FAULTS`] that zklock does not ignore, for this thread and the threads that it starts
-    /// later. Starts a thread that delivers them.
+    /// later. Starts a thread that waits for these signals and puts them into the stream.
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
         let ignored = ignored_signals();
@@ -177,7 +179,7 @@ impl Signals {
                 }
             }
         };
-        // If the system gives no thread, the signals are unblocked and have their default action.
+        // If the system cannot start the thread, the signals are unblocked and have their default action.
         if thread::Builder::new().spawn(take).is_err() {
             unblock_fault_signals(0);
         }

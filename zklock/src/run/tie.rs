@@ -64,13 +64,13 @@ pub(crate) fn become_command_if_stage() -> Option<Exit> {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
     }
-    // The parent may have died before this process asked to be killed with it. A parent outside of this PID namespace
-    // has no id here, and is not checked.
+    // This process has asked to be killed when its parent dies, but the parent may have died before that. A parent
+    // outside of this PID namespace has no id here, and is not checked.
     if getppid().is_some_and(|now| now != parent) {
         return Some(Exit::new(exit::code_of_signal(Signal::KILL.as_raw()), ""));
     }
-    // A group that began outside of this PID namespace can neither be signalled nor be lent the terminal. So the
-    // command gets a Unix session of its own, in which it can read from the terminal without a loan.
+    // If the group began outside of this PID namespace, it cannot be signalled, and the terminal cannot be lent to it.
+    // So the command gets a Unix session of its own. There it can read from the terminal without a loan.
     if our_group().is_none()
         && let Err(error) = setsid()
     {

@@ -15,16 +15,16 @@ use crate::status_line::StatusLine;
 /// leaves out the process id from level 2 on, the path from level 3, the second holder from level 4, the mode from
 /// level 5, the goal of the wait from level 6, and the label on level 8.
 ///
-/// The name of each holder ends with the time since the holder queued up. A line that is too long loses its end. So the
-/// levels leave out or shorten the other parts, to make room for this time, for example in 80 columns.
+/// The name of each holder ends with the time since the holder queued up. A line that is too long loses its end, and so
+/// this time. So the levels leave out or shorten the other parts until the line fits, for example into 80 columns.
 const LONGEST: [usize; 9] = [usize::MAX, 20, 16, 16, 11, 11, 11, 8, 8];
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Shows this contender's place and the holders until `places` is closed. `places` gets this contender's place in the
 /// queue whenever the place or the holders change. Dropping the future removes the status line. If no status line is
-/// possible, a wait of less than a second prints nothing, so that cron sends no mail, and no text appears between the
-/// output of other programs.
+/// possible, nothing is printed in the first second. So a short wait sends no mail from cron, and prints no text
+/// between the output of other programs.
 pub(crate) async fn show_wait(waits_at: &LockOrSemaphore, goal: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
@@ -68,7 +68,7 @@ impl WaitState {
     /// Returns the line at this level of detail, an index of [`LONGEST`].
     fn line(&self, path: &str, goal: &str, waited: Option<Duration>, level: usize) -> String {
         let waited = waited.map_or_else(String::new, |waited| format!(" {}", duration_in_two_units(waited)));
-        // "for a permit of" loses its "of" if the path does not follow.
+        // The goal "for a permit of" loses its "of" on levels that leave out the path.
         let goal = match level {
             0..3 => format!(" {goal} {path}"),
             3..6 => format!(" {}", goal.trim_end_matches(" of")),

@@ -14,13 +14,13 @@
 //!   But a zklock within the command also passes a key on in this way. It sends SIGURG with the signal, so that the
 //!   witness recognizes it. SIGURG has no effect on a process that does not handle it.
 //!
-//! If the command does not have the terminal, another witness listens in zklock's own group. If that witness gets SIGINT
-//! from the kernel, Ctrl-C was typed, and the script that started zklock got SIGINT, too. If a process sent SIGINT to
-//! zklock alone, the witness gets nothing. By this difference zklock decides whether to end by SIGINT itself after a
-//! command that exits with 0.
+//! If the command does not have the terminal, another witness listens in zklock's own group. If that witness gets
+//! SIGINT from the kernel, Ctrl-C was typed, and the script that started zklock got SIGINT, too. If a process sent
+//! SIGINT to zklock alone, the witness gets nothing. A command may exit with 0 after a SIGINT. Then zklock ends by
+//! SIGINT itself only if Ctrl-C was typed.
 //!
-//! A key is not missed even if it ends the command at once, because the kernel sends the signal to all processes of the
-//! group before the end of any of them can be noticed, and the witness reads all pending signals before it ends.
+//! A key is not missed even if it ends the command at once. The kernel sends the signal to all processes of the group
+//! before the end of any of them can be noticed, and the witness reads all pending signals before it ends.
 
 use std::sync::atomic::AtomicI32;
 
@@ -34,8 +34,8 @@ pub(crate) static PID: AtomicI32 = AtomicI32::new(0);
 /// started zklock, as the terminal would have sent the key's signal. zklock itself gets the signals, too.
 pub(crate) fn pass_key_on(key: Signal) {
     for signal in [Signal::URG, key] {
-        // This call does not use the group's number: in a container the number may be 1, and a signal to -1 would reach
-        // every process. The error is ignored: zklock is in the group, and may signal itself.
+        // This call does not use the group's number. In a container the number may be 1, and a signal to -1 would reach
+        // every process. The error is ignored, because zklock is in the group, and may signal itself.
         let _ = kill_current_process_group(signal);
     }
 }
@@ -93,8 +93,8 @@ mod on_linux {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let (sender, started) = mpsc::channel();
             let (writes, ended) = mpsc::channel();
-            // The witness is started on a thread of its own, which blocks all signals, because the witness inherits the mask of
-            // the thread that starts it.
+            // The witness inherits the signal mask of the thread that starts it, and must have all signals blocked. So
+            // it is started on a thread of its own, which blocks all signals.
             let listen = move || {
                 let _ = SigSet::all().thread_set_mask();
                 let mut witness = command.spawn().ok()?;
@@ -179,7 +179,8 @@ mod on_linux {
                 false if code == SI_KERNEL => return Some(signal),
                 false => self.sent = Some((signal, sender)),
             }
-            // SIGURG may be read after the signal of the key, because pending signals are read in the order of their numbers.
+            // SIGURG may be read after the signal of the key, although it was sent first, because pending signals are
+            // read in the order of their numbers.
             let (signal, _) = self.sent.filter(|(_, sender)| self.urges == Some(*sender))?;
             *self = SignalsSeen::default();
             Some(signal)

@@ -1,8 +1,8 @@
 //! Finds circles of processes that wait for each other across locks.
 //!
-//! A `zklock` that runs within the command of another `zklock` is a process of its own, but the outer `zklock` releases its
-//! lock only when the inner one has ended. So the wait of a process counts as a wait of the nearest `zklock` above it that
-//! holds a lock. The ancestors of a process are known only if the process is on this machine.
+//! A `zklock` that runs within the command of another `zklock` is a process of its own. But the outer `zklock` releases
+//! its lock only when the inner one has ended. So if a process holds no lock, its wait counts as a wait of the nearest
+//! `zklock` above it that holds a lock. The ancestors of a process are known only if the process is on this machine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -29,9 +29,10 @@ pub(crate) struct ProcessWait {
     holder: Process,
 }
 
-/// Returns the shortest circle that this process closes by its wait for the lock at `path`, or `None` if `queues` shows
-/// no such circle. The wait counts as a wait of the outer `zklock`, under whose lock this process runs. It counts even
-/// if this process has just left the queue. `under` is the path and the token of the outer lock, if they are known.
+/// Returns the shortest circle that this process closes by its wait for the lock at `path`. Returns `None` if `queues`
+/// shows no such circle. This process runs under the lock of an outer `zklock`, and its wait counts as a wait of that
+/// `zklock`. The wait counts even if this process has just left the queue. `under` is the path and the token of the
+/// outer lock, if they are known.
 pub(crate) fn circle_closed_by_wait(
     queues: &[Queue],
     path: &str,
@@ -53,8 +54,8 @@ pub(crate) fn circle_closed_by_wait(
     shortest_circle(&awaited_locks(&locks), &us)
 }
 
-/// Returns circles of processes that wait for each other, each circle once: for each process the shortest circle that it
-/// is in, if there is one.
+/// Returns circles of processes that wait for each other: for each process in a circle, the shortest circle that it is
+/// in. No circle is returned twice.
 ///
 /// A circle is not always a deadlock, because one task of a process may wait while another task of the process holds a
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
@@ -64,8 +65,7 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
     let waits = awaited_locks(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
     let mut cycles = Vec::new();
-    // No search starts at a process that holds nothing, because no process waits for that process, and so it is in no
-    // circle.
+    // No search starts at a process that holds nothing. Nobody waits for such a process, so it is in no circle.
     for start in waits.keys().filter(|who| holders.contains(*who)) {
         let Some(mut cycle) = shortest_circle(&waits, start) else { continue };
         // The searches from several members may find the same circle, so each circle begins at its smallest member.
@@ -103,9 +103,9 @@ fn awaited_locks<'a>(locks: &'a [ListedLock<'a>]) -> BTreeMap<&'a Process, Vec<&
 }
 
 impl ListedLock<'_> {
-    /// Returns the locks. Semaphores with several permits are left out: a waiter needs only one of the holders to
-    /// leave, so it closes a circle only if every holder waits for it, and such circles are not looked for. If a
-    /// waiter holds no lock, but a `zklock` above it does, that `zklock` counts as the waiter.
+    /// Returns the locks. Semaphores with several permits are left out, and circles through them are not found. There,
+    /// one holder that leaves is enough for a waiter, so a circle blocks the waiter only if every holder waits for it.
+    /// If a waiter holds no lock, but a `zklock` above it does, that `zklock` counts as the waiter.
     fn all(queues: &[Queue]) -> Vec<ListedLock<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
         let mut locks: Vec<ListedLock<'_>> = queues.map(ListedLock::of).collect();
@@ -147,9 +147,9 @@ fn zklocks_above(who: &Process) -> impl Iterator<Item = Process> {
     ancestors(who).filter(move |it| is_zklock(it.pid))
 }
 
-/// Returns the nearest ancestors of this process, from its parent on, if it is on this machine. Leaves out process 1:
-/// each container has a process 1, and containers may share the name of a host, so a holder with this id may be in
-/// another container.
+/// Returns the nearest ancestors of this process, from its parent on, if the process is on this machine. Leaves out
+/// process 1. Each container has a process 1, and containers may share the name of a host. So a holder with this id may
+/// be in another container.
 fn ancestors(who: &Process) -> impl Iterator<Item = Process> {
     let parent = |pid: u32| u32::try_from(ProcessStat::of(pid)?.parent).ok().filter(|pid| *pid > 1);
     let first = if who.host == own_host() { parent(who.pid) } else { None };

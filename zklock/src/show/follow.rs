@@ -1,9 +1,9 @@
 //! Follows the queues of locks and semaphores by ZooKeeper's watches, and also reads them at an interval. Prints a
 //! queue whenever it has changed: as a table, or with `--json` as a line.
 //!
-//! A watch is armed (set) before the queue is read, so that it reports each later change. If the queue changes several
-//! times before it is read, one table or line stands for several changes. The line says for how many, as far as zklock
-//! can tell.
+//! A watch is set (`arm`) before the queue is read, so that it reports each later change. If the queue changes several
+//! times before it is read, one table or line stands for several changes. The line says how many changes it stands for,
+//! as far as zklock can tell.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -27,7 +27,7 @@ use crate::place::LockOrSemaphore;
 use crate::show::live::{SILENCE, none_if_passing};
 use crate::show::{free_lock_warnings, print_warnings, table};
 
-/// The interval at which zklock looks whether it is connected, and the shortest pause between two searches for locks.
+/// The interval at which zklock checks whether it is connected, and the shortest pause between two searches for locks.
 const TICK: Duration = Duration::from_millis(100);
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -56,8 +56,8 @@ pub(crate) async fn print_changes(
     loop {
         tokio::select! {
             Some((ended, lock)) = followed.next() => match ended {
-                // With `--tree`, a lock that cannot be followed does not end the others. It stays in `known`, so that
-                // its message is printed once.
+                // With `--tree`, zklock goes on with the other locks if one lock cannot be followed. This lock stays in
+                // `known`, so that its message is printed only once.
                 Err(exit) if order.tree => output::print_message(exit.message()),
                 Err(exit) => return Err(exit),
                 Ok(()) => _ = known.remove(&lock),
@@ -120,10 +120,10 @@ impl ConnectionReports<'_> {
         self.print(is_connected, why)
     }
 
-    /// With `--json`, prints the lines of a break and of its end, if the break was too short to be seen in the
-    /// client's state. Call this function when the event of a watch shows that the connection was lost
-    /// ([`Event::LookAgain`]). Prints nothing within a second of the last report, because several watches may tell of
-    /// the same break.
+    /// With `--json`, prints the two lines of a short disconnection: that the connection was lost, and that it is back.
+    /// Call this function when the event of a watch shows that the connection was lost ([`Event::LookAgain`]). Prints
+    /// nothing if the last report was a loss, or within a second of the last report, because several watches may report
+    /// the same loss.
     fn report_short_break(&self) -> Result<(), Exit> {
         if self.was_connected.get() && self.last_report.get().is_none_or(|at| at.elapsed() > SECOND) {
             self.print(false, None)?;
@@ -200,23 +200,23 @@ async fn follow_queue(reports: &ConnectionReports<'_>, (path, dialect): &LockToF
     }
 }
 
-/// What one look at a queue showed. A look arms the watches, and then reads the queue.
+/// What one look at a queue showed. A look sets (arms) the watches, and then reads the queue.
 struct QueueLook {
     queue: Queue,
     /// The names that the directory showed when its watch was armed, before the queue was read. `None` if the watch
     /// could not be armed, usually because there was no directory.
     shown: Option<BTreeSet<String>>,
-    /// The highest sequence number of the contenders in the queue. If the queue is empty, -1 without a directory, and
-    /// otherwise the number of the look before. `None` if that is not known either. [`Change::between`] may raise this
-    /// number.
+    /// The highest sequence number of the contenders in the queue. If the queue is empty, this is -1 without a
+    /// directory, and otherwise the number of the previous look. `None` if that number is not known either.
+    /// [`Change::between`] may raise this number.
     newest: Option<i64>,
 }
 
 impl QueueLook {
     fn new(before: Option<&QueueLook>, queue: Queue, shown: Option<BTreeSet<String>>) -> QueueLook {
         let newest = queue.members.iter().filter_map(|member| member_sequence(member, &queue)).max();
-        // Without a directory, the next sequence number is 0. In an empty directory, the numbers go on from those of
-        // the look before.
+        // If there is no directory, the next contender gets the sequence number 0. In an empty directory, the numbers
+        // continue after those of the previous look.
         let empty = if shown.is_none() { Some(-1) } else { before.and_then(|before| before.newest) };
         QueueLook { queue, shown, newest: newest.or(empty) }
     }
@@ -267,8 +267,8 @@ struct QueueChange {
 }
 
 impl QueueChange {
-    /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change. Raises
-    /// `now.newest` if only the watch shows that a contender came and left, because that contender got the next number.
+    /// Compares two looks. `has_fired` says whether the watch on the directory has reported a change. If only the watch
+    /// shows that a contender came and left, raises `now.newest` by one, because that contender got the next number.
     fn between(before: &QueueLook, now: &mut QueueLook, has_fired: bool) -> QueueChange {
         let holds = |member: &Member| member.state == MemberState::Holds;
         let earlier: HashMap<_, _> = before.queue.members.iter().map(|it| (&it.node, holds(it))).collect();
@@ -279,13 +279,13 @@ impl QueueChange {
         let came = all(&now.queue.members, &|member| !earlier.contains_key(&member.node));
         let went = all(&before.queue.members, &|member| !later.contains(&member.node));
         let granted = all(&now.queue.members, &|member| holds(member) && earlier.get(&member.node) != Some(&true));
-        // Each sequence number after the newest of the earlier look, up to the newest of this look, was given to a
-        // contender. The contender entered the queue, and may have left since.
+        // Each sequence number after the newest number of the earlier look, up to the newest number of this look, was
+        // given to a contender that entered the queue. Some of these contenders may have left since.
         let given = before.newest.zip(now.newest).map_or(0, |(before, now)| usize::try_from(now - before).unwrap_or(0));
         let mut unseen =
             given.saturating_sub(came.iter().filter(|member| member_sequence(member, &now.queue).is_some()).count());
-        // The watch reported a change of the directory, but the directory shows the same nodes as when the watch was armed. A
-        // contender has come and left since the earlier look, because that look showed these nodes, too.
+        // The watch has reported a change of the directory, although the directory shows the same nodes in both looks.
+        // So a contender has come and left between them.
         if has_fired && came.is_empty() && went.is_empty() && before.shown == now.shown && before.matches_directory() {
             unseen = 1;
             now.newest = before.newest.map(|newest| newest + 1);
@@ -349,14 +349,14 @@ impl Watches {
         Watches { path: path.to_owned(), wanted, armed: BTreeMap::new(), shown: None }
     }
 
-    /// Tries to arm each wanted watch that is not armed. If the directory of the queue does not exist, watches a node
+    /// Tries to set each wanted watch that is not set. If the directory of the queue does not exist, watches a node
     /// above it.
     async fn arm(&mut self, zk: &ZooKeeper) {
         let Ok(session_slot) = zk.session_slot(0).await else { return };
         let session = session_slot.session();
         self.arm_all(session, self.wanted.clone()).await;
-        // A node above the directory may be created between two requests. So the watch on the directory is tried again,
-        // at most once for each node of the path.
+        // The missing node may be created between two requests. So the watch on the directory is tried again, at most
+        // once for each node of the path.
         for _ in 0..self.path.matches('/').count() {
             if self.armed.contains_key(&self.wanted[0]) {
                 break;
@@ -401,9 +401,9 @@ impl Watches {
         false
     }
 
-    /// Waits until a watch fires, or forever if none is armed. Returns its event, and whether it is the watch on the
-    /// directory of the queue. In that case [`Event::Changed`] means that a node in the directory, or the directory
-    /// itself, was created or deleted.
+    /// Waits until a watch fires, or forever if no watch is set. Returns the event of the watch, and whether it is the
+    /// watch on the directory of the queue. In that case [`Event::Changed`] means that a node in the directory, or the
+    /// directory itself, was created or deleted.
     async fn next_event(&mut self) -> (Event, bool) {
         if self.armed.is_empty() {
             return future::pending().await;

@@ -1,12 +1,12 @@
 //! Fits a table into the columns of a terminal: drops columns of the table and shortens cells.
 //!
-//! Off a terminal no column is dropped and no cell is shortened. On a terminal that is too narrow, these steps are
-//! taken one after the other until the table fits:
+//! If the output is no terminal, no column is dropped and no cell is shortened. On a terminal that is too narrow, these
+//! steps are taken one after the other until the table fits:
 //! 1. SESSION is dropped.
 //! 2. Cells take their brief form, if they have one.
 //! 3. Cells with names, such as hosts and labels, are shortened, the widest first, down to a width of 12.
-//! 4. The columns of [`MAY_GO`] are dropped one by one. Before each of them, the cells with names are shortened further,
-//!    down to the width beside its name.
+//! 4. The columns of [`MAY_GO`] are dropped one by one. Each of them stands there with a width. Before a column is
+//!    dropped, the cells with names are shortened further, down to that width.
 //!
 //! TOKEN, PATH and WAITING are never dropped. If they alone are too wide, the lines are cut.
 
@@ -70,8 +70,8 @@ impl Column {
         self.cells.iter().map(|cell| width(cell)).max().unwrap_or(0).max(width(self.heading))
     }
 
-    /// Returns the width down to which the cells may be shortened. It is not below `least` or the width of the
-    /// heading, unless the column is narrower already.
+    /// Returns the width down to which the cells may be shortened: `least`, or the width of the heading if that is
+    /// greater. A column keeps its width if it is narrower already, or if its cells must not be shortened.
     fn narrowest(&self, least: usize) -> usize {
         match self.cut {
             Cut::Never => self.width(),
@@ -103,14 +103,14 @@ pub(crate) fn table_lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<
             let padded =
                 cells.iter().zip(&widths).map(|(cell, widest)| format!("{cell}{:1$}", "", widest - width(cell)));
             let line = padded.collect::<Vec<_>>().join(&" ".repeat(BETWEEN)).trim_end().to_owned();
-            // Even a single column may be wider than the terminal.
+            // A table of a single column may still be wider than the terminal.
             most.map_or(line.clone(), |most| shorten(&line, most))
         })
         .collect()
 }
 
-/// Returns the lines in at most `rows` rows, but in one row if `rows` is zero and there are lines. If lines are left
-/// out, the last row says how many.
+/// Returns the lines in at most `rows` rows. If lines are left out, the last row says how many. Needs one row even if
+/// `rows` is zero, unless there are no lines.
 pub(crate) fn limit_rows(rows: usize, mut lines: Vec<String>, columns: usize) -> Vec<String> {
     if lines.len() > rows {
         let left_out = lines.split_off(rows.saturating_sub(1)).len();
@@ -155,7 +155,7 @@ fn total_width(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
     columns.iter().map(width).sum::<usize>() + BETWEEN * columns.len().saturating_sub(1)
 }
 
-/// Returns the hosts with an ellipsis in place of the domain that they share. Hosts without a domain stay as they are.
+/// Replaces the domain that all hosts share by an ellipsis. Hosts without a domain stay as they are.
 pub(crate) fn without_shared_domain(hosts: &[String]) -> Vec<String> {
     // A host that ends with a digit counts as an IP address, which has dots but no domain.
     let has_domain = |host: &&String| host.contains('.') && !host.ends_with(|last: char| last.is_ascii_digit());

@@ -58,7 +58,7 @@ struct Screen {
     resized: Signal,
     continued: Signal,
     /// Whether standard output is the controlling terminal of zklock's Unix session (setsid(2)). Only for this terminal
-    /// the system says which process group is in the foreground.
+    /// the system tells zklock which process group is in the foreground.
     is_ours: bool,
 }
 
@@ -130,12 +130,12 @@ impl Screen {
     }
 
     /// Draws the screen. In the background nothing is drawn, because the terminal shows another program. Returns
-    /// `false` if the screen is gone: standard output has no reader, or it was the controlling terminal and is not any
-    /// more.
+    /// `false` if the screen is gone: nobody reads standard output any more, or it is no longer the controlling
+    /// terminal.
     fn draw(&self) -> Result<bool, Exit> {
         match terminal::is_background(io::stdout()) {
             Some(true) => return Ok(true),
-            // The terminal is no longer the controlling terminal: the shell has ended, and another user may have the
+            // Standard output is no longer the controlling terminal: the shell has ended, and another user may have the
             // terminal now.
             None if self.is_ours => return Ok(false),
             Some(false) | None => {}
@@ -152,7 +152,7 @@ impl Screen {
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(seen) = &self.seen {
             let warnings = self.warnings.iter().map(|words| wrap_line(words, Some(columns)) + "\n").collect::<String>();
-            // The last row stays empty, because a line break at its end would scroll the screen.
+            // The last row stays empty, because a line break at the end of that row would scroll the screen.
             let left = rows.saturating_sub(lines.len() + warnings.lines().count() + 1);
             lines.extend(match &seen[..] {
                 [queue] if !self.is_overview => {
@@ -170,8 +170,8 @@ impl Screen {
     }
 }
 
-/// Turns the outcome of a read into what was read. Returns `None` after an error that may pass, because the connection
-/// may come back, or a new session may be opened.
+/// Returns what was read. Returns `None` after an error that may pass: the connection may come back, or a new session
+/// may be opened.
 pub(crate) fn none_if_passing<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
     match looked {
         Ok(seen) => Ok(Some(seen)),

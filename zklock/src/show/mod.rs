@@ -46,8 +46,8 @@ pub(crate) fn print_warnings(warnings: &[String]) {
     warnings.iter().for_each(|words| output::print_message(words));
 }
 
-/// Returns warnings for cases in which the answer "free" alone could mislead the user: with `is_tree` about those of
-/// `paths` at and below which no queue was found, and otherwise about `queues`.
+/// Returns warnings for cases in which the answer "free" alone could mislead the user. With `is_tree`, the warnings are
+/// about those of `paths` at and below which no queue was found. Otherwise they are about `queues`.
 pub(crate) async fn free_lock_warnings(
     zk: &ZooKeeper,
     paths: &[String],

@@ -10,7 +10,7 @@ use crate::output::{duration_in_two_units, escape_controls, shorten};
 use crate::show::layout::{self, Column, Cut};
 use crate::show::table;
 
-/// The number of reads of a queue, counted back from the last, of which a sparkline shows the number of waiters.
+/// How many of the last reads of a queue a sparkline shows. For each read it shows the number of waiters.
 const LOOKS: usize = 20;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -44,14 +44,15 @@ impl QueueHistory {
         });
     }
 
-    /// Returns how long ago the first of the present holders was first seen to hold. `None` if nobody holds.
+    /// Returns for how long zklock has seen the present holders hold: the longest of their times. `None` if nobody
+    /// holds.
     fn held_for(&self, queue: &Queue, now: Instant) -> Option<Duration> {
         let since = |holder: &Member| self.held_since.get(&(queue.path.clone(), holder.node.clone())).copied();
         queue.holders().filter_map(since).min().map(|since| now.saturating_duration_since(since))
     }
 
-    /// Returns the line that says for how long a lock is held. Nobody but the holder knows the time of the grant, so the stated
-    /// time is a lower bound.
+    /// Returns the line that says for how long a lock is held. Only the holder knows when it was granted the lock, so
+    /// the line states a lower bound.
     pub(crate) fn held_line(&self, queue: &Queue, now: Instant) -> Option<String> {
         self.held_for(queue, now).map(|held| format!("held for at least {}", duration_in_two_units(held)))
     }

@@ -14,9 +14,9 @@ use crate::show::layout::{self, Column, Cut};
 /// The width, in columns, to which a label is shortened. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
 
-/// Returns the queue as a table. The table of a free lock is a line that says so. The table of a semaphore begins with
-/// the number of free permits. A line about the record follows, if there is one. If `columns` is given, no line is
-/// wider, unless a single word is wider, such as a long path.
+/// Returns the queue as a table. If a lock is free, a line says so instead. The table of a semaphore begins with the
+/// number of free permits. A line about the record follows, if there is one. If `columns` is given, a line is wider
+/// only if a single word is wider, such as a long path.
 pub(crate) fn queue_table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = headline(queue).map(|words| wrap_line(&format!("{}: {words}", queue.path), columns));
     let members = member_lines(queue, columns, colourful);
@@ -138,8 +138,9 @@ pub(crate) fn survey_json(survey: &Survey, prefix: &str) -> Value {
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
-/// Returns how long ago the member queued up, as in `queued 3days 4h ago`, or was granted its permits. The time at
-/// which a lock was granted is not known. `None` if the time is not known at all.
+/// Returns a text that says how long ago the member queued up, as in `queued 3days 4h ago`. For a holder of permits,
+/// the text says how long ago they were granted. For a lock, the time of the grant is not known. `None` if no time is
+/// known at all.
 pub(crate) fn entered_ago(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
@@ -181,9 +182,9 @@ fn host_text(member: &Member) -> String {
     if member.host.is_empty() { "-".to_owned() } else { escape_controls(&member.host) }
 }
 
-/// Returns for each member what it waits for: the place and host of its predecessor, the holders of permits, or a
-/// predecessor that has left. `-` stands for a member that does not wait. The second text for each member is shorter,
-/// for narrow terminals.
+/// Returns for each member what it waits for. This is the place and host of its predecessor, the holders of permits, or
+/// a predecessor that has left. A member that does not wait gets `-`. The second text for each member is shorter, for
+/// narrow terminals.
 fn predecessor_texts(queue: &Queue) -> Vec<[String; 2]> {
     let words = |(member, ahead): (&Member, Option<usize>)| match (ahead, &member.state) {
         (Some(ahead), _) => [format!("{ahead} {}", host_text(&queue.members[ahead - 1])), ahead.to_string()],
@@ -264,7 +265,8 @@ mod tests {
             next
         });
         let mut queue = block_on(lock.queue().into_future()).expect("the ensemble answers");
-        // The times are removed, because the ages that a table shows differ from one rendering to the next.
+        // The times are removed, because a table shows how long ago they were, which differs from one rendering to the
+        // next.
         queue.members.iter_mut().for_each(|member| member.since = None);
         queue
     }

@@ -31,8 +31,8 @@ pub(crate) fn print_timeline(order: &TimelineArguments) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Adds the lines of one watcher (a `zklock watch --json`) to the picture. Fails at the first line after `--from` at
-/// which the picture has too many rows, so that a long file needs little memory.
+/// Adds the lines of one watcher (a `zklock watch --json`) to the picture. Fails as soon as the picture has too many
+/// rows, so that a long file needs little memory. Before `--from`, too many rows are no failure.
 fn read_watch_lines(
     name: &str,
     mut lines: impl BufRead,
@@ -49,8 +49,8 @@ fn read_watch_lines(
             Ok(_) => match serde_json::from_str::<WatchJsonLine<'_>>(&text) {
                 Ok(line) => {
                     picture.add_line(&mut watcher, &line);
-                    // Too many rows before `--from` are no error, because those of contenders that leave before `--from` are
-                    // not drawn.
+                    // Before `--from`, too many rows are no error: contenders that leave before `--from` are not drawn,
+                    // so their rows will go.
                     if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {
                         let [begin, end] = [picture.begin_and_end().0, line.at].map(humantime::format_rfc3339_millis);
                         return Err(Exit::usage(format!(

@@ -70,8 +70,8 @@ pub(crate) struct ContenderRow {
     /// When the contender was first seen to be gone.
     pub(crate) went: Option<SystemTime>,
     /// How many other nodes of the session disappeared from the queue at the same time. `None` if a node of the session
-    /// stayed, if the session is unknown, or if this contender was not seen to go. If several watchers saw it go, the
-    /// least number counts.
+    /// stayed, if the session is unknown, or if this contender was not seen to go. If several watchers saw the
+    /// contender go, this is the least of their numbers.
     pub(crate) went_with: Option<usize>,
 }
 
@@ -91,13 +91,13 @@ impl ContenderRow {
         }
     }
 
-    /// Returns for how long the contender waited. A wait whose end was not seen counts until `end`.
+    /// Returns for how long the contender waited. If nobody saw the wait end, the time runs until `end`.
     pub(crate) fn waited(&self, end: SystemTime) -> Duration {
         self.granted.or(self.went).unwrap_or(end).duration_since(self.queued).unwrap_or_default()
     }
 
-    /// Returns for how long the contender held, which is zero if it was never seen to hold. A hold whose end was not
-    /// seen counts until `end`.
+    /// Returns for how long the contender held the lock. This is zero if it was never seen to hold. If nobody saw the
+    /// hold end, the time runs until `end`.
     pub(crate) fn held(&self, end: SystemTime) -> Duration {
         let granted = self.granted.unwrap_or(end);
         self.went.unwrap_or(end).duration_since(granted).unwrap_or_default()
@@ -123,8 +123,8 @@ pub(crate) struct WatcherState {
 
 /// What is drawn: the disconnections, and for each path the rows, by the nodes of their contenders.
 ///
-/// If several watchers saw a contender, the earliest time of each event counts, because a watcher sees an event late,
-/// but not early if its clock is right.
+/// If several watchers saw a contender, the earliest time of each event is used. A watcher sees an event late, but
+/// never early if its clock is right.
 pub(crate) struct Picture<'o> {
     order: &'o TimelineArguments,
     pub(crate) paths: BTreeMap<String, HashMap<String, ContenderRow>>,
@@ -139,8 +139,8 @@ impl<'o> Picture<'o> {
         Picture { order, paths: BTreeMap::new(), disconnections: Vec::new(), count: 0, last: SystemTime::UNIX_EPOCH }
     }
 
-    /// Adds a line of a watcher. Leaves out contenders outside of the times and the path that `order` selects, but no
-    /// disconnections.
+    /// Adds a line of a watcher. Leaves out contenders that `order` does not select by their times or their path, but
+    /// no disconnections.
     pub(crate) fn add_line(&mut self, watcher: &mut WatcherState, line: &WatchJsonLine<'_>) {
         let path = line.path.to_string();
         self.last = self.last.max(line.at);
@@ -207,8 +207,8 @@ impl<'o> Picture<'o> {
         self.paths.values().flat_map(HashMap::values)
     }
 
-    /// Returns when the picture begins and ends: at `--from` or when the first contender queued up, and at `--to` or at
-    /// the last line.
+    /// Returns when the picture begins and ends. It begins at `--from`, or when the first contender queued up. It ends
+    /// at `--to`, or at the last line.
     pub(crate) fn begin_and_end(&self) -> (SystemTime, SystemTime) {
         let first = self.rows().map(|row| row.queued).min().unwrap_or(self.last);
         (self.order.from.unwrap_or(first), self.order.to.unwrap_or(self.last))

@@ -11,7 +11,7 @@ use crate::timeline::rows::{ContenderRow, Disconnection, Picture};
 const WIDTH: f64 = 1200.0;
 /// The width of the texts on the left of the picture.
 const NAMES: f64 = 330.0;
-/// The room to the right of the time axis, into which the text of the last mark may reach.
+/// The width to the right of the time axis, into which the text of the last mark may reach.
 const RIGHT: f64 = 40.0;
 const ROW: f64 = 18.0;
 const TOP: f64 = 76.0;
@@ -19,8 +19,8 @@ const TOP: f64 = 76.0;
 /// The most characters of the name of a row.
 const NAME_MAX: usize = 48;
 
-/// The distances between two marks of the time axis, in milliseconds. If none of them is long enough, the distance is a
-/// number of days.
+/// The possible distances between two marks of the time axis, in milliseconds. If all of them are too short, the
+/// distance is a number of days.
 const STEPS: [u64; 22] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000,
     3_600_000, 14_400_000, 43_200_000, 86_400_000,
@@ -77,7 +77,7 @@ pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
     // The path with the longest wait comes first.
     paths.sort_by_key(|(_, rows)| Reverse(rows.values().map(|row| row.waited(axis.end())).max()));
     let height = TOP + ROW * (picture.count + paths.len() + 1) as f64;
-    // Without a height, a browser would shrink the picture until all rows fit into the window.
+    // The SVG has a height, because a browser would otherwise shrink the picture until all rows fit into the window.
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
          <title>zklock timeline</title>\n<style>\n{STYLE}</style>\n"
@@ -201,7 +201,7 @@ fn row_label(row: &ContenderRow) -> String {
     }
 }
 
-/// Returns the text after a path: the longest wait, and the longest hold, each only if it is longer than zero.
+/// Returns the text after a path: the longest wait and the longest hold. Each is left out if it is zero.
 fn longest_times_text<'r>(rows: impl Iterator<Item = &'r ContenderRow> + Clone, axis: &TimeAxis) -> String {
     let end = axis.end();
     let waits = rows.clone().map(|row| ("wait", row.waited(end), row.queued, row));
