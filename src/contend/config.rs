@@ -75,7 +75,7 @@ impl LockConfig {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
             // If the node is missing or has other data, there is no semaphore. If this client may not read the node, it
-            // could not use a semaphore there, so the path counts as free of one.
+            // could not use a semaphore there, so this is no failure either.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.acquisition_error(failure)),
         }

@@ -486,8 +486,9 @@ impl Drop for LimitedUse {
 }
 
 /// Waits until the node is lost. Removes the node if it may still exist: if a hold exceeded its limit, the lease ran
-/// out while the session lives on, or another client's write was taken for a hand-off. A holder that exceeded its limit
-/// first gets a margin in which to stop its work. Ends without a removal if the owner leaves the node first.
+/// out while the session lives on, or another client's write was taken for a hand-off. If a hold exceeded its limit,
+/// the removal waits for a margin, in which the holder can stop its work. Ends without a removal if the owner leaves
+/// the node first.
 async fn remove_after_loss(node: Arc<Node>, session: Arc<dyn Session>) {
     if matches!(
         node.until_lost(|pause| session.sleep(pause)).await,

@@ -13,7 +13,7 @@
 //!
 //! - An `Acquisition` is one attempt to get a lock, or permits of a semaphore.
 //! - A `Contender` owns the node of an acquisition. The guards of a granted lock own the `Contender`.
-//! - A `Node` is the state of that node. The `Contender` shares it with the session's thread.
+//! - A `Node` is the state of that node. The `Contender` shares the `Node` with the session's thread.
 //! - `NodeState` is the state machine inside a `Node`, and `NodeRemoval` is the state machine of a node's removal.
 //! - `NodeName` is the parsed name of a node.
 //! - `Waiter` is the state machine that decides the next step of a wait. `PendingAcquisition` carries out these steps.

@@ -40,7 +40,7 @@ pub(crate) struct PendingAcquisition<'a> {
     /// is in the list [`WaitWarnings`](crate::contend::warnings::WaitWarnings) already.
     pub(crate) warn_at: Option<Instant>,
     pub(crate) registered: Option<WarningRegistration>,
-    /// Counts the listings of the server that lacked our node although the leader had it.
+    /// Counts the listings in which the server left out our node, although the leader had the node.
     pub(crate) denials: RetryLimit,
 }
 

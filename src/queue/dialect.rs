@@ -5,7 +5,7 @@
 //! ```text
 //! /locks/config/web-1~k3v9x2ma-READ-0000000007
 //!               host  id       mode sequence
-//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     a node that its process may keep, so waiters ask for it
+//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     a node that its process may keep between uses
 //! ```
 //!
 //! Native names are parsed from the right, because a host may itself contain `-WRITE-`.

@@ -180,9 +180,9 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // To bound the number of touches, of any three in a row, the first and the last were answered at least a `step`
-        // apart. So if the second newest touch was answered less than a `step` ago, the present touch replaces the
-        // newest touch.
+        // The number of touches is bounded: of any three touches in a row, the first and the last were answered at
+        // least a `step` apart. So if the second newest touch was answered less than a `step` ago, the present touch
+        // replaces the newest touch.
         let second_newest = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
         if second_newest.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();

@@ -149,8 +149,8 @@ fn split_range(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
     starts.map(|start| start..all.end.min(start + most)).collect()
 }
 
-/// Returns the pause that follows `pause`: twice as long, but at most [`PAUSE_MAX`], and never less than one session
-/// timeout.
+/// Returns the pause that follows `pause`: twice as long, or [`PAUSE_MAX`] if that is shorter. But the pause is never
+/// shorter than one session timeout.
 fn next_pause(pause: Duration, session_timeout: Duration) -> Duration {
     pause.saturating_mul(2).min(PAUSE_MAX).max(session_timeout)
 }
@@ -257,8 +257,8 @@ pub(crate) async fn leave_differing_server(
             Err(Failure::NoNode) => false,
             Err(_) => return Ok(has_left),
         };
-        // If the two results differ or are unknown, the node may have changed between the checks. Then the read shows
-        // nothing.
+        // If the results of the two checks differ or are unknown, the node may have changed between the checks. Then
+        // the read shows nothing.
         if before != after || before.is_none_or(|is_there| is_there == is_at_server) {
             return Ok(has_left);
         }
