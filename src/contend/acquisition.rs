@@ -343,7 +343,7 @@ impl Acquisition {
                     }
                     match entry.make_directory(self.config.dialect.must_keep_directories()).await {
                         // A parent that Curator created may be a container, which the server may have deleted
-                        // meanwhile. The next create shows this.
+                        // meanwhile. If so, the next create fails with `NoNode`, and this step is repeated.
                         Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
                         Err(failure) => return Err(failure.into()),
                     }

@@ -97,8 +97,8 @@ impl Contender {
     }
 
     /// Waits for the reply to [`Contender::send_create`]. Returns `None` if the node was created, and the next step if
-    /// the create failed. Fails if another create would not help, or if too many have failed. `listing` is the answer
-    /// to the listing that was sent after the create.
+    /// the create failed. Fails if another create would not help, or if too many creates have failed. `listing` is the
+    /// answer to the listing that was sent after the create.
     ///
     /// # Cancel safety
     /// Dropping the future does not cancel the create. Dropping the contender removes the node that the create makes.

@@ -331,8 +331,8 @@ fn is_curator_tag(tag: &str) -> bool {
 }
 
 /// Parses the sequence number at the end of a name in both possible ways: as ten digits, and as a negative number.
-/// Returns each number with the text before it; `None` where that way fails. Numbers are negative after the server's
-/// counter has wrapped.
+/// Returns each number with the text before the number, or `None` if the name does not end in this way. Numbers are
+/// negative after the server's counter has wrapped.
 fn trailing_sequences(name: &str) -> [Option<(&str, i64)>; 2] {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (before, digits) = name.split_at(digits);

@@ -379,8 +379,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
     }
 
     /// Returns the next step after the directory was listed, as [`Step::List`] requires. `names` are the names in the
-    /// directory, in any order. The waiter need not ask processes to give up the nodes in `closing`, because they are
-    /// about to do so anyway.
+    /// directory, in any order. The waiter need not ask processes to give up the nodes in `closing`, because these
+    /// processes are about to do so anyway.
     pub fn next_after_listing(&mut self, names: &[String], closing: &[String]) -> Step {
         let (turn, foreign) = turn_and_foreign_name(self.me.borrow(), names);
         match (turn, foreign) {

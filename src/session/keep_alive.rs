@@ -93,8 +93,9 @@ async fn renew_lease_until_over(session: &Weak<dyn Session>, store: &Arc<Session
     // the first heartbeat to one period from now.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
-    // The number of the connection on which nodes of late creates were last searched for, and the handle of that
-    // search. The first connection needs no search. Dropping the handle cancels the search.
+    // The number of the connection on which nodes of late creates (carried out after their owner had left) were last
+    // searched for, and the handle of that search. The first connection needs no search. Dropping the handle cancels
+    // the search.
     let mut swept = (store.connection_number(), None);
     loop {
         let woken = store.renewal_wake.notified();

@@ -293,8 +293,8 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced. Called only if no permit was or will be created in its place. But if the
-    /// replacement was a downgrade, its answer may be lost, and the new READ node may exist and is then an orphan.
+    /// Records that the node was not replaced. Called only if no permit was or will be created in the node's place. But
+    /// after a downgrade whose answer was lost, the new READ node may exist. That READ node is then an orphan.
     pub fn record_not_replaced(&mut self) {
         self.may_have_orphan |= self.may_have_reader_node();
         self.unseen = None;
