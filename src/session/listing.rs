@@ -47,8 +47,8 @@ pub(crate) fn list_telling_if_sent(session: &Arc<dyn Session>, directory: &Arc<s
 }
 
 impl SessionStore {
-    /// Adds a caller that awaits a listing of the directory, and returns the channel on which the caller gets the names.
-    /// If the caller must request the listing itself, also returns the sending half of that channel. The caller must
+    /// Adds a caller that awaits a listing of the directory, and returns the channel on which the caller gets the
+    /// names. If the caller must request the listing itself, also returns the sender of that channel. The caller must
     /// then call [`SessionStore::end_listing`] after the answer to the request, or if no answer comes in time.
     fn join_or_begin_listing(&self, directory: &Arc<str>) -> (watch::Receiver<ListingAnswer>, Option<ListingSender>) {
         let mut record = self.record.lock();
