@@ -15,8 +15,8 @@ use crate::session::request::{Denied, Ending, Failure, Loss, disagreement_messag
 /// Why a lock operation did not succeed.
 ///
 /// `Display` gives a text for people, which includes the text of the [`source`](std::error::Error::source). `Debug`
-/// gives the variant and its fields. A `main` that returns an error prints it by `Debug`, so print it by `Display`
-/// instead, as below.
+/// gives the variant and its fields. If `main` returns an error, Rust prints the error by `Debug`. So let `main` print
+/// the error by `Display` itself, as below.
 ///
 /// # Examples
 ///
@@ -52,9 +52,9 @@ pub enum Error {
     /// The timeout expired. An acquisition that was in the queue leaves it. Try again, or look at the contenders that
     /// the acquisition waited for.
     ///
-    /// If a holder among them [keeps](crate::queue::Member::keeps) the lock between uses, its process was asked to give
-    /// the lock up, unless this client may not write the lock's directory. A process that was asked gives the lock up
-    /// once it no longer uses it.
+    /// A holder among these contenders may be a process that [keeps](crate::queue::Member::keeps) the lock even while
+    /// it does not use the lock. That process was then requested to give the lock up, unless this client may not write
+    /// the lock's directory. It gives the lock up as soon as it does not use the lock.
     #[error(
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -64,8 +64,8 @@ pub enum Error {
     Timeout {
         /// The timeout that expired.
         waited: Duration,
-        /// The contenders that the acquisition waited for. If the client was disconnected, these are the contenders in
-        /// the last listing of the queue. Empty for a call that waits for no contender, such as
+        /// The contenders that the acquisition waited for. If the client was disconnected, they are from the last
+        /// listing of the queue that it could read. Empty for a call that waits for no contender, such as
         /// [`RwLock::queue`](crate::RwLock::queue).
         blockers: Blockers,
         /// Since when and why the client had no connection at the timeout. `None` if the client was connected.
@@ -73,9 +73,9 @@ pub enum Error {
     },
 
     /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. The holder may be
-    /// a process that [keeps](crate::queue::Member::keeps) the lock and does not use it now: a `try_` method does not
-    /// [ask](crate::RwLock::ask) for the lock. [`Semaphore::remove`](crate::Semaphore::remove) fails with this error if
-    /// the semaphore is in use.
+    /// a process that [keeps](crate::queue::Member::keeps) the lock without using it now. A `try_` method does not
+    /// [ask](crate::RwLock::ask) such a process to give the lock up. [`Semaphore::remove`](crate::Semaphore::remove)
+    /// also fails with this error, if the semaphore is in use.
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders that an acquisition would have waited for.
@@ -96,8 +96,8 @@ pub enum Error {
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// The client never connects again: it was closed, the servers refused its credentials, or this process was forked
-    /// from a process that had connected. Fix the credentials, or fork before you connect.
+    /// The client never connects again. It was closed, or the servers refused its credentials, or this process was
+    /// forked from a process that had connected. Fix the credentials, or fork before you connect.
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 
@@ -138,8 +138,8 @@ pub enum Error {
         path: String,
     },
 
-    /// The sequence numbers of the directory are nearly used up. Let all contenders leave: the next contender restarts
-    /// the numbers if the directory is empty. Or use another path.
+    /// The sequence numbers of the directory are nearly used up. Let all contenders leave. If the directory is then
+    /// empty, the next contender restarts the numbers. Or use another path.
     #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
         /// The path of the lock's directory.
@@ -155,15 +155,15 @@ pub enum Error {
         /// The name of the foreign contender's node.
         node: String,
         /// The dialect of the node. If the node's name has the marker of a mode (such as `__WRIT__`) but no number,
-        /// this is the dialect of the marker, and may be the same as that of the lock.
+        /// this is the dialect of the marker, and may be the lock's own dialect.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
     },
 
     /// A node in the lock's directory has the sequence number of the node that this acquisition made. The servers give
-    /// each number once, so a person or another program chose the name of that node. No lock is granted beside it,
-    /// because the numbers do not show whose turn it is. Delete the node.
+    /// each number only once, so a person or another program chose the name of that node. While that node exists, no
+    /// lock is granted here, because the numbers do not show whose turn it is. Delete that node.
     #[error(
         "{path}/{node} has the number of the node that the servers made for this acquisition, so it was made by hand: delete it"
     )]
@@ -174,9 +174,9 @@ pub enum Error {
         node: String,
     },
 
-    /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits: for example, no number is
-    /// set. Or a semaphore was opened at the path of a lock, or a lock at the path of a semaphore. The reason says what
-    /// to do.
+    /// The [`Semaphore`](crate::Semaphore) grants nothing, because something is wrong with its number of permits: for
+    /// example, no number is set. Or a semaphore was opened at the path of a lock, or a lock at the path of a
+    /// semaphore. The text of `reason` says what to do.
     #[error("{path} {reason}")]
     Permits {
         /// The path of the directory of the semaphore or the lock.
@@ -186,7 +186,7 @@ pub enum Error {
         reason: PermitsError,
     },
 
-    /// One lock of a [`MultiLock`](crate::MultiLock) failed. If this is an error of the acquisition, no lock of the
+    /// One lock of a [`MultiLock`](crate::MultiLock) failed. If the acquisition failed with this error, no lock of the
     /// `MultiLock` is held.
     #[error("{path}: {error}")]
     OneOfMany {
@@ -221,8 +221,8 @@ pub enum Error {
         error: ValueError,
     },
 
-    /// The node at the path of a [record](crate::Acquire::once_in) was not written by this library, and is left alone.
-    /// Look at the node. Then delete it, or use another path for the lock.
+    /// The node at the path of a [record](crate::Acquire::once_in) was not written by this library, so the library does
+    /// not change it. Look at the node. Then delete the node, or use another path for the lock.
     #[error(
         "{path} is no record of when a job was last done: look at it, and delete it or use another path for the lock"
     )]
@@ -244,9 +244,10 @@ pub enum Error {
         last: Box<Record>,
     },
 
-    /// A server does not agree with the ensemble's leader about a node, and no other server can be used: each was
-    /// tried, or does not answer. Run `zklock check` with the path of this node. The command asks all servers, and says
-    /// what to do. An acquisition that failed with this error has no lock, and no place in the queue any more.
+    /// A server does not agree with the ensemble's leader about a node, and no other server can be used: each of the
+    /// others was tried or does not answer. Run `zklock check` with the path of this node. The command asks all
+    /// servers, and says what to do. An acquisition that failed with this error has no lock, and no place in the queue
+    /// any more.
     #[error("{}", disagreement_message(.node, .server))]
     Diverged {
         /// The path of the node.
@@ -256,7 +257,7 @@ pub enum Error {
     },
 
     /// The connection was lost, or the client was closed, before the answer came. The operation may or may not have
-    /// been carried out. Read the nodes to find out.
+    /// been carried out. To find out, read the nodes.
     #[error("{operation}: the outcome is unknown: {reason}")]
     OutcomeUnknown {
         /// The operation whose outcome is unknown, in words.
@@ -313,8 +314,8 @@ impl Error {
         }
     }
 
-    /// Returns the error of the one lock that failed: the inner error of [`OneOfMany`](Error::OneOfMany), or else this
-    /// error.
+    /// Returns the error of the one lock that failed: for [`OneOfMany`](Error::OneOfMany) the inner error, and for any
+    /// other variant this error.
     ///
     /// # Examples
     ///
@@ -332,11 +333,11 @@ impl Error {
         }
     }
 
-    /// Turns this error of the lock at `path`, one of the locks of a [`MultiLock`](crate::MultiLock), into the error of
-    /// the `MultiLock`: [`OneOfMany`](Error::OneOfMany), or this error itself in the two cases below.
+    /// Turns the error of one lock of a [`MultiLock`](crate::MultiLock) into the error of the `MultiLock`. That is
+    /// [`OneOfMany`](Error::OneOfMany) with the path of the lock, or the same error in the two cases below.
     pub(crate) fn with_lock_path(self, path: &str) -> Error {
         match self {
-            // An invalid input is wrong for every lock, so no path is named. `OneOfMany` names its path already.
+            // An invalid input is wrong for every lock, so the error names no path. `OneOfMany` names the path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
             error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
         }
@@ -359,13 +360,14 @@ impl Error {
 
     /// Returns the error for an invalid input. If the text has more than 4,000 characters, its middle is left out.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
-        // A text about the longest path, of 1,024 bytes, has fewer than 4,000 characters, and is not shortened.
+        // The longest path has 1,024 bytes. A text about such a path has fewer than 4,000 characters, and is not
+        // shortened.
         Error::InvalidInput(shortened(&problem.into(), 4_000, 150).into_owned())
     }
 
-    /// Turns the failure of a request into an error. `operation` and `path` are what the request did, and where. If the
-    /// caller holds the lock, use [`Error::from_failure_under_lock`] instead, because the end of the session is then a
-    /// loss.
+    /// Turns the failure of a request into an error. `operation` says what the request was to do, and `path` at which
+    /// node. If the caller holds the lock, use [`Error::from_failure_under_lock`] instead, because the end of the
+    /// session is then a loss of the lock.
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
         match failure {
@@ -410,7 +412,7 @@ pub enum PermitsError {
     /// a [number](crate::semaphore::SemaphoreBuilder::permits).
     #[error("has no number of permits yet: set it with set_permits, or with zklock permits")]
     Unset,
-    /// The node with the number was deleted. Find out who deletes nodes, and set the number again with
+    /// The node with the number of permits was deleted. Find out who deletes nodes, and set the number again with
     /// [`set_permits`](crate::Semaphore::set_permits).
     #[error(
         "had {was} permits, and the node that said so is gone: set the number with set_permits, or with zklock permits"
@@ -419,8 +421,8 @@ pub enum PermitsError {
         /// The number of permits before the deletion.
         was: u32,
     },
-    /// This handle was opened with another number than the ensemble has. Open all handles with the same number or,
-    /// better, with none, and change the number with [`set_permits`](crate::Semaphore::set_permits).
+    /// This handle was opened with another number of permits than the ensemble has. Open all handles with the same
+    /// number or, better, without a number, and change the number with [`set_permits`](crate::Semaphore::set_permits).
     #[error(
         "has {theirs} permits, and was opened here with {ours}: leave the number out, or change it with set_permits or zklock permits"
     )]
@@ -452,12 +454,14 @@ pub enum PermitsError {
     #[error("is a semaphore: a path is a lock or a semaphore, so use another one, or remove the semaphore")]
     NoLock,
     /// The path has an empty node without a number of permits. The node may be the directory of a lock that is idle
-    /// now, and a number in the node would keep the lock's users out. Use another path. If no lock is there, set the
-    /// number with [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
+    /// now. If a number of permits were written into the node, that lock could not be used any more. Use another path.
+    /// If you know that it is not a lock, set the number with
+    /// [`at_existing_node`](crate::semaphore::SemaphoreBuilder::at_existing_node).
     #[error("exists without a number of permits, and may be a lock that is idle now: use another path")]
     EmptyNode,
-    /// The path is used for something else: a job's [record](crate::Acquire::once_in) lies beside it, or the path has
-    /// other nodes below it, as a [value](crate::Shared) has. The text names the node. Use another path.
+    /// The path is used for something else: there is a [record](crate::Acquire::once_in) of a job for this path, or
+    /// other nodes lie below the path, as below the path of a [value](crate::Shared). The text names the node. Use
+    /// another path.
     #[error("is used for something else, of which {0} is a part: use another path")]
     OtherUse(String),
     /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names

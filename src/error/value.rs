@@ -22,8 +22,8 @@ pub enum ValueError {
     #[error("its node is gone, and so is the value that was set: write one with `replacing`")]
     Vanished,
 
-    /// The bytes of the node were not written by a [`Shared`](crate::Shared). Look at the node. Then delete it, or
-    /// [replace](crate::Acquire::replacing) the bytes.
+    /// The bytes of the node were not written by a [`Shared`](crate::Shared). Look at the node. Then delete the node,
+    /// or [replace](crate::Acquire::replacing) its bytes.
     #[error("its bytes are not a value of ours: {problem}; look at them, then delete the node, or replace them")]
     Foreign {
         /// The way in which the bytes differ from a value that this library writes.
@@ -51,7 +51,7 @@ pub enum ValueError {
     },
 
     /// The value was written with an older schema, and cannot be converted to the schema of this handle. Add the
-    /// [migration](crate::shared::SharedBuilder::migrate), or fix it.
+    /// missing [migration](crate::shared::SharedBuilder::migrate), or fix the migration that failed.
     #[error("it has schema {}, which cannot be brought to {known}: {problem}; last written by {written}", written.schema)]
     OlderSchema {
         /// The schema of this handle.
@@ -72,7 +72,8 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The new value cannot be encoded in this format, or its encoded form cannot be decoded. Nothing was sent.
+    /// The new value cannot be encoded in the format of this handle, or it was encoded and cannot be decoded again.
+    /// Nothing was sent.
     #[error("the new value cannot be written down so that it can be read again: {problem}")]
     Unwritable {
         /// The text of the format's error.
@@ -85,8 +86,8 @@ pub enum ValueError {
         /// The size of the value in bytes, including its header.
         bytes: usize,
         /// The [`size_limit`](crate::shared::SharedBuilder::size_limit). A value above this limit is not sent. `None`
-        /// if the value was sent, and the servers closed the connection each time, because it exceeds their
-        /// `jute.maxbuffer`.
+        /// if the value is below the limit and was sent, and the servers closed the connection each time. The value
+        /// then exceeds their `jute.maxbuffer`.
         limit: Option<usize>,
     },
 }
@@ -116,7 +117,7 @@ pub struct Written {
     pub label: Option<String>,
     /// The fencing token of the hold under which the value was written.
     pub token: i64,
-    /// The index of this commit, from 1, among the commits under the same token.
+    /// The number of this commit among the commits under the same token. The first commit has the number 1.
     pub commit: u32,
     /// The time of the write, on the writer's clock.
     pub at: SystemTime,

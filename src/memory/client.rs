@@ -1,7 +1,7 @@
 //! The clients of an embedded ensemble, and the faults that a test can inject.
 //!
 //! Without faults, the ensemble answers each request before the method that sends the request returns. So a test that
-//! polls by hand decides every interleaving itself, without threads or sleeps.
+//! polls its futures by hand decides in which order they run, without threads or sleeps.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::telemetry::debug::debug;
 ///
 /// A `Memory` keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). With the [`faults`](Self::faults) of a
 /// client, a test can break the client's connection, lose requests and answers, and end the client's session. A
-/// `Memory` needs no runtime. A timeout inside a tokio runtime with timers uses that runtime's clock, so tokio's paused
-/// time works.
+/// `Memory` needs no runtime. Inside a tokio runtime with timers, a timeout uses the clock of that runtime. So tests
+/// can use tokio's paused time.
 ///
 /// # Clone
-/// Clones share one session. [`Memory::connect`] returns a client of the same ensemble with a session of its own, as
-/// another process would have.
+/// Clones share one session. [`Memory::connect`] returns another client of the same ensemble. That client has its own
+/// session, as another process would have.
 ///
 /// # Examples
 ///
@@ -53,8 +53,8 @@ pub struct Memory {
 
 struct MemoryClient {
     ensemble: Arc<Ensemble>,
-    /// The client's newest session, which may be over; `None` before the first use. A session ends at the latest when
-    /// its last owner, such as a client or a guard, is dropped.
+    /// The client's newest session, which may be over. `None` if the client has not opened a session yet. A session
+    /// ends at the latest when its last owner, such as a client or a guard, is dropped.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -77,9 +77,9 @@ impl Memory {
         }
     }
 
-    /// Returns the state of this client's connection: connecting while the client's session is
-    /// [cut](crate::memory::Faults::cut) off, closed after [`close`](Self::close), and otherwise connected, also before
-    /// there is a session.
+    /// Returns the state of this client's connection: connecting while the client is [cut](crate::memory::Faults::cut)
+    /// off, and closed after [`close`](Self::close). Otherwise the state is connected, even if the client has not
+    /// opened a session yet.
     pub fn state(&self) -> ConnectionState {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -112,13 +112,14 @@ impl Memory {
         children_of(&self.client.ensemble.lock_world().tree, path.as_ref())
     }
 
-    /// Returns the id of this client's newest session, which may be over. `None` if the client has not opened one.
+    /// Returns the id of this client's newest session, which may be over. `None` if the client has not opened a
+    /// session.
     pub fn session_id(&self) -> Option<i64> {
         self.newest_session().map(|session| session.id())
     }
 
-    /// If this client has opened a session, calls `act` with the id of the newest one. Then makes the deliveries that
-    /// `act` has added to its list.
+    /// If this client has opened a session, calls `act` with the id of the newest session. Then makes the deliveries
+    /// that `act` has added to its list.
     pub(super) fn change_ensemble(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Delivery>)) {
         if let Some(session) = self.newest_session() {
             self.client.ensemble.change_and_deliver(|world, fired| act(world, session.id(), fired));
@@ -129,8 +130,8 @@ impl Memory {
         self.client.session.lock().clone()
     }
 
-    /// Returns the current session, or a new session if there is none or the current one is over. `None` if the client
-    /// is closed.
+    /// Returns the current session. If there is none, or the current one is over, returns a new session. Returns `None`
+    /// if the client is closed.
     pub(super) fn live_or_new_session(&self) -> Option<Arc<MemorySession>> {
         let mut current = self.client.session.lock();
         if self.client.closed.load(Ordering::Acquire) {
@@ -214,41 +215,43 @@ impl Memory {
 
 impl Faults {
     /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of the end
-    /// immediately or, while it is [cut](Self::cut) off, when its connection is [healed](Self::heal). After that, its
-    /// next acquisition opens a new session.
+    /// immediately. If the client is [cut](Self::cut) off, it learns of the end when its connection is
+    /// [healed](Self::heal). After that, the next acquisition opens a new session.
     pub fn expire(&self) {
         self.zk.change_ensemble(|world, id, fired| world.end_session(id, Ending::Expired, fired));
     }
 
-    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. No timeout ends
-    /// the session: only [`expire`](Self::expire), for example, makes the ensemble end it and delete its nodes. So a
-    /// release waits for its reply until [`heal`](Self::heal), even if the lock was lost meanwhile.
+    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble does
+    /// not end the session after a timeout. To end it, call [`expire`](Self::expire). A release waits for its reply
+    /// until [`heal`](Self::heal), even if the lock was lost meanwhile.
     pub fn cut(&self) {
-        // Opens a session if there is none yet, so that a first acquisition after this call finds the client cut off.
+        // Only a session can be cut off. So if there is none yet, a session is opened, and the first acquisition after
+        // this call finds the client cut off.
         let _session = self.zk.live_or_new_session();
         self.zk.change_ensemble(World::cut_connection);
     }
 
     /// Restores the connection: missed events arrive, and the requests that waited are executed in their order. If the
-    /// session was [expired](Self::expire) meanwhile, the client learns of that instead, and the requests fail.
+    /// session was [expired](Self::expire) meanwhile, the client learns only of this end, and the requests fail.
     pub fn heal(&self) {
         self.zk.change_ensemble(World::restore_connection);
     }
 
     /// Loses the answer to this client's next write (create, delete or transaction). The ensemble executes the write.
-    /// If the client's server [lags](Self::lag), the lost answer does not bring the server up to date.
+    /// If the client's server [lags](Self::lag), this write does not bring the server up to date, because its answer is
+    /// lost.
     pub fn lose_next_reply(&self) {
         self.lose_next(LostMessage::Reply);
     }
 
-    /// Loses this client's next write (create, delete or transaction) before it reaches the ensemble. To the client the
-    /// outcome is unknown.
+    /// Loses this client's next write (create, delete or transaction) before the write reaches the ensemble. The client
+    /// does not learn whether the write was executed.
     pub fn lose_next_request(&self) {
         self.lose_next(LostMessage::Request);
     }
 
-    /// Lets this client's server lag behind the other servers: reads show the nodes as they are now, and events are
-    /// withheld.
+    /// Lets this client's server lag behind the other servers: from now on, reads show the nodes as they are at this
+    /// call, and no events are sent.
     ///
     /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server
     /// lags again.
@@ -256,8 +259,9 @@ impl Faults {
         self.zk.change_ensemble(|world, id, _| world.lag_server(id));
     }
 
-    /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out. A
-    /// later [`cut`](Self::cut) loses the answers that were not sent, and delivers the events that were not sent.
+    /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out.
+    /// After a later [`cut`](Self::cut), the answers that were not sent are lost, but the events that were not sent are
+    /// delivered.
     pub fn silence(&self) {
         self.zk.change_ensemble(World::silence_server);
     }
@@ -273,19 +277,18 @@ impl Faults {
         self.zk.change_ensemble(|world, id, _| world.forget_watches(id));
     }
 
-    /// Freezes the node at `path` and all nodes below it at this client's server. From now on the server shows these
-    /// nodes as they are now, and reports no change of them. The server also reports no new or deleted child of the
-    /// node's parent.
+    /// Freezes the node at `path` and all nodes below it at this client's server. From now on, the server shows these
+    /// nodes as they are at this call, and sends no events about them. It also sends no events about the children of
+    /// the node's parent.
     ///
-    /// If the ensemble deletes a frozen node, the node becomes a ghost, which only this server still has. A client that
-    /// finds a ghost connects to another server, which has no frozen nodes. After a [cut](Self::cut),
-    /// [`heal`](Self::heal) also connects the client to another server. [`keep_server`](Self::keep_server) prevents
-    /// both.
+    /// If the ensemble deletes a frozen node, only this server still has the node. A client that finds such a node
+    /// connects to another server, which has no frozen nodes. After a [cut](Self::cut), [`heal`](Self::heal) also
+    /// connects the client to another server. [`keep_server`](Self::keep_server) prevents both.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change_ensemble(|world, id, _| world.freeze_nodes(id, path.as_ref()));
     }
 
-    /// Gives this client only one server. Each new connection leads to the same server, which still shows its
+    /// Lets this client have only one server. Each new connection leads to the same server, which still shows its
     /// [frozen](Self::freeze) nodes.
     pub fn keep_server(&self) {
         // Opens a session if there is none yet, because the state of the server belongs to a session.
@@ -346,11 +349,12 @@ impl Faults {
     /// Restores the ensemble from a backup, like servers that are started from a backup or have lost their disks.
     /// Transaction ids, and with them fencing tokens, continue from the backup. All later changes are lost.
     ///
-    /// The restore ends all sessions at once, and their clients lose what they hold. A restored real ensemble accepts
-    /// no client that has seen a newer transaction, and such a client loses what it holds when its lease ends. To test
-    /// that, [cut](Self::cut) all clients off, and let the leases end, before this call.
+    /// The restore ends all sessions at once, and their clients lose what they hold. A real ensemble is different:
+    /// after a restore, it refuses the connection of a client that has seen a newer transaction, and such a client
+    /// loses what it holds when its lease ends. To test that, [cut](Self::cut) all clients off, and let the leases end,
+    /// before this call.
     ///
-    /// The ephemeral nodes in the backup exist again. A real ensemble deletes them after a session timeout, but here
+    /// The ephemeral nodes in the backup exist again. A real ensemble deletes these nodes after a session timeout. Here
     /// the test has to [remove](Self::remove) them.
     ///
     /// # Examples

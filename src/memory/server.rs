@@ -26,11 +26,11 @@ pub(super) struct Ensemble {
 }
 
 /// A function that delivers a reply, an event or the state of the connection to a client. Called after the [`World`] is
-/// unlocked, because a task that it wakes may send a request, which locks the `World`. With the argument `false`, a
-/// reply is lost, but anything else is delivered.
+/// unlocked, because the delivery may wake a task that sends a request, and a request locks the `World`. If the
+/// argument is `false`, a reply is not delivered but lost. Anything else is delivered.
 pub(super) type Delivery = Box<dyn FnOnce(bool) + Send>;
 
-/// A request of a session. Executed immediately or, while the session is cut off, once its connection is restored.
+/// A request of a session. Executed immediately. If the session is cut off, executed when its connection is restored.
 pub(super) type SessionRequest = Box<dyn FnOnce(&mut World, &mut Vec<Delivery>) + Send>;
 
 /// The nodes and sessions of an embedded ensemble. Each request locks the whole world.
@@ -40,26 +40,26 @@ pub(super) struct World {
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
-    /// The sessions by their ids. A session that has ended stays here until its client learns of the end. Sorted, so
-    /// that each run of a test delivers events in the same order.
+    /// The sessions by their ids. A session that has ended stays here until its client learns of the end. The map is
+    /// sorted, so that each run of a test delivers events in the same order.
     pub(super) sessions: BTreeMap<i64, EnsembleSession>,
-    /// Pairs of a watch's key (see [`EnsembleSession::watches`]) and the id of a session with such a watch. The watch
-    /// may have fired already. Without this set, an ensemble of 100,000 sessions would go through all sessions for each
-    /// change.
+    /// Pairs of the key of a watch (see [`EnsembleSession::watches`]) and the id of a session that has set a watch with
+    /// this key. The watch may have fired already. Without this set, each change in an ensemble of 100,000 sessions
+    /// would have to look at all of them.
     watching: BTreeSet<(String, i64)>,
-    /// The sessions with a lagging server. Each change is stored for each of these sessions, even if no watch is set:
-    /// the client may later set a watch on a node that only the lagging server still has. That watch must fire when the
-    /// server catches up.
+    /// The sessions with a lagging server. Each change is stored for each of these sessions, even if no watch is set on
+    /// the node. The client may later set a watch on a node that only the lagging server still has, and that watch must
+    /// fire when the server catches up.
     lagging: BTreeSet<i64>,
 }
 
 pub(super) struct EnsembleSession {
     store: Arc<SessionStore>,
     pub(super) is_cut: bool,
-    /// Why the ensemble has ended the session, if the client has not learned of the end yet. `None` while the session
-    /// lives.
+    /// Why the ensemble has ended the session. `None` while the session lives. A session whose client has learned of
+    /// the end is removed.
     ended_as: Option<Ending>,
-    /// The nodes that a lagging server shows; `None` if the server does not lag.
+    /// The nodes that the server shows if it lags. `None` if the server does not lag.
     view: Option<Arc<Tree>>,
     /// The changes that a lagging server has not reported yet.
     late: Vec<WatchEvent>,
@@ -69,12 +69,12 @@ pub(super) struct EnsembleSession {
     seen: i64,
     /// The requests that the client sent while it was cut off.
     pub(super) waiting: Vec<SessionRequest>,
-    /// What is lost of each of the session's next writes, in order. Later writes lose nothing.
+    /// What is lost of the next write, of the write after that, and so on. Of later writes nothing is lost.
     faults: VecDeque<LostMessage>,
-    /// The paths of frozen nodes. Each path has a copy of the frozen node and of the nodes below it, as the server
-    /// still shows them.
+    /// The paths of frozen nodes. With each path comes a copy of the frozen node and of the nodes below it, as the
+    /// server still shows them.
     frozen: Vec<(String, Tree)>,
-    /// How many more times the client may leave its only server. `None` if there are other servers.
+    /// How many more times the client may leave its server, if that is the only one. `None` if there are other servers.
     leaves: Option<u32>,
     /// The watches that the server has forgotten. They fire only when the session ends.
     forgotten: Vec<oneshot::Sender<Event>>,
@@ -85,8 +85,8 @@ pub(super) struct EnsembleSession {
     owned: BTreeSet<String>,
 }
 
-/// How many times a client may leave its only server and come back. The next attempt to leave fails with
-/// [`Failure::Diverged`].
+/// How many times a client may leave its only server, and connect to the same server again. The next attempt to leave
+/// fails with [`Failure::Diverged`].
 const LEAVES_OF_ONE: u32 = 3;
 
 /// What is lost of a session's next write: its reply, or the request itself.
@@ -162,8 +162,9 @@ impl World {
         self.last_session
     }
 
-    /// Executes a request and returns its result. If the session is over, only returns [`Failure::Over`]. If the
-    /// request is a write, an injected fault may lose it or its reply; the result is then [`Failure::Unknown`].
+    /// Executes a request and returns its result. If the session is over, returns [`Failure::Over`] and does nothing
+    /// else. If the request is a write, an injected fault may lose the request or its reply, and the result is then
+    /// [`Failure::Unknown`].
     pub(super) fn execute_request<T>(
         &mut self,
         session: i64,
@@ -181,8 +182,8 @@ impl World {
         }
         let result = act(self, fired);
         store.record_zxid(self.zxid);
-        // A write whose reply arrives brings a lagging server up to date. A write whose reply is lost does not, because
-        // the client may reach another server next, which may still lack the write.
+        // A write whose reply arrives brings a lagging server up to date. A write whose reply is lost does not: the
+        // client may be connected to another server next, and that server may still lack the write.
         if lost == Some(LostMessage::Reply) {
             return Err(Failure::Unknown("the answer was lost".to_owned()));
         }
@@ -204,7 +205,7 @@ impl World {
         shown
     }
 
-    /// From now on, a session's server shows the node `top` and all nodes below it as they are now.
+    /// From now on, a session's server shows the node `top` and all nodes below it as they are at this call.
     pub(super) fn freeze_nodes(&mut self, session: i64, top: &str) {
         let mut nodes = Arc::unwrap_or_clone(self.tree_shown_to(session));
         nodes.retain(|path, _| is_at_or_below(path, top));
@@ -267,8 +268,8 @@ impl World {
         fired: &mut Vec<Delivery>,
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
-        // `make_mut` copies all nodes, but only while something else, such as a lagging server or a backup, shares
-        // them.
+        // `make_mut` copies all nodes if something else, such as a lagging server or a backup, shares them. Otherwise
+        // it copies nothing.
         let at = TransactionStamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
@@ -305,8 +306,8 @@ impl World {
         self.delete_nodes(idle, fired);
     }
 
-    /// Ends a session, and deletes its nodes. Notifies the session's client now if the client is connected, or if the
-    /// end began at the client. Otherwise the client is notified when its connection is healed.
+    /// Ends a session, and deletes its nodes. The session's client is notified immediately if it is connected, or if
+    /// the client itself has ended the session. Otherwise the client is notified when its connection is restored.
     pub(super) fn end_session(&mut self, session: i64, why: Ending, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
@@ -327,8 +328,8 @@ impl World {
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let store = Arc::clone(&state.store);
-        // The lease ends before the deliveries are made, because another thread may be granted the lock as soon as
-        // the world is unlocked.
+        // The lease is ended here, before the deliveries are made: as soon as the world is unlocked, another thread may
+        // be granted the lock.
         store.record_end(why);
         fired.push(Box::new(move |_| store.record_end_and_report(why)));
         for watch in state.forgotten {
@@ -344,8 +345,8 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) else { return };
         state.seen = self.zxid;
         state.is_cut = true;
-        // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply waits
-        // for the connection before it asks again.
+        // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply knows
+        // that the connection is lost, and waits for the connection before it sends the request again.
         fired.extend([
             state.store_delivery(|it| it.set_steady(false)),
             state.store_delivery(|it| it.set_connected(false)),
@@ -362,7 +363,7 @@ impl World {
     }
 
     /// Restores a session's connection, delivers the events that its client missed, and executes the requests that
-    /// waited. If the ensemble has ended the session meanwhile, only reports this end to the client, and lets the
+    /// waited. If the ensemble has ended the session meanwhile, reports this end to the client instead, and lets the
     /// requests fail.
     pub(super) fn restore_connection(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_cut) else { return };
@@ -377,8 +378,8 @@ impl World {
         let tree = self.tree_shown_to(session);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         // Each watched node that has changed since the cut causes an event. If the node still exists, the event is
-        // `LookAgain`. `Changed` would claim that this event reports one certain change, such as a hand-off. The root
-        // is not in the tree, so a watch on its children always causes an event.
+        // `LookAgain`, because `Changed` would report one certain change, such as a hand-off. The root is not in the
+        // tree, so whether its children have changed is not known. A watch on them always gets an event.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
@@ -402,9 +403,9 @@ impl World {
     }
 
     /// Connects a session to another server, as
-    /// [`Session::leave_server`](crate::session::contract::Session::leave_server) says. Returns `Some(true)` if this
-    /// call has done so, and `Some(false)` if the session no longer has the connection with the number `connection`.
-    /// Returns `None` if the session may not leave its only server again.
+    /// [`Session::leave_server`](crate::session::contract::Session::leave_server) says. Returns `Some(true)` after
+    /// that, `Some(false)` if the session no longer has the connection with the number `connection`, and `None` if the
+    /// session may not leave its only server again.
     pub(super) fn leave_server(&mut self, session: i64, connection: u64, fired: &mut Vec<Delivery>) -> Option<bool> {
         let Some(state) = self.sessions.get_mut(&session).filter(|it| !it.is_cut) else { return Some(false) };
         if state.store.connection_number() != connection {
@@ -418,8 +419,8 @@ impl World {
         Some(true)
     }
 
-    /// Gives a session's client only one server. [`World::leave_server`] then connects to the same server again,
-    /// [`LEAVES_OF_ONE`] times.
+    /// Lets a session's client have only one server. From then on, [`World::leave_server`] connects to the same server
+    /// again, up to [`LEAVES_OF_ONE`] times.
     pub(super) fn keep_server(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.leaves.get_or_insert(LEAVES_OF_ONE);

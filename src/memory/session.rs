@@ -35,7 +35,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // No moment of this clock is zero, because a lease stores zero as its end while it is not valid.
+        // No moment of this clock is zero, because an end of zero marks a lease as not valid.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.set_steady(true);
@@ -43,7 +43,8 @@ impl MemorySession {
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
 
-    /// Executes a request now or, while the connection is cut, once it is restored. Returns the reply.
+    /// Executes a request immediately. If the connection is cut, executes the request when the connection is restored.
+    /// Returns the reply.
     fn send_request<T: Send + 'static>(
         &self,
         is_write: bool,
@@ -158,7 +159,7 @@ impl Session for MemorySession {
 
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
-        // A client relies on every task of its session, so a panic of one task ends the session.
+        // Without any one of its tasks, a session cannot go on. So a panic of a task ends the session.
         self.ensemble.executor.spawn(Box::pin(retry::with_panic_handler(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change_and_deliver(|world, fired| world.end_session(id, Ending::Failed, fired));
@@ -187,23 +188,25 @@ fn children_and_stat_of(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<
     }
 }
 
-/// Returns a timer on the clock of the caller's tokio runtime. A test may have paused that clock. Without a runtime, or
-/// in a runtime without timers, returns a timer on the real clock. If the runtime ends before the timer fires, the rest
-/// of the time is also measured on the real clock.
+/// Returns a timer on the clock of the caller's tokio runtime, which a test may have paused. Without a runtime, or in a
+/// runtime without timers, returns a timer on the real clock. If the runtime ends before the timer fires, the rest of
+/// the time is measured on the real clock, too.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    // The call of tokio's `sleep` is the only way to learn whether the runtime has timers: if it has none, the call
-    // panics.
+    // In a runtime without timers, tokio's `sleep` panics. There is no other way to learn whether the runtime has
+    // timers.
     if let Ok(runtime) = Handle::try_current()
         && let Ok(mut sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration))))
     {
         return Box::pin(async move {
-            // The end of the runtime makes the timer elapse too early. Tokio's own timer panics when it is polled after that.
+            // When the runtime ends, its timers count as elapsed, even if it is too early. Tokio's timer panics if it
+            // is polled after that.
             poll_fn(|context| match sleep.is_elapsed() {
                 true => Poll::Ready(()),
                 false => catch_unwind(AssertUnwindSafe(|| sleep.as_mut().poll(context))).unwrap_or(Poll::Ready(())),
             })
             .await;
-            // Another thread may poll this future, but the time of the timer is that of the runtime's clock.
+            // This future may be polled outside the runtime. But the deadline of the timer is a time on the runtime's
+            // clock, so the present time is read inside the runtime.
             let now = {
                 let _in_the_runtime = runtime.enter();
                 Instant::now()

@@ -19,7 +19,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Executor {
     /// The thread that runs the tasks holds this mutex while it does so.
     tasks: Mutex<FuturesUnordered<Task>>,
-    /// The tasks that were spawned and are not among `tasks` yet.
+    /// The spawned tasks that were not moved to `tasks` yet.
     spawned: Mutex<Vec<Task>>,
     is_woken: AtomicBool,
 }
@@ -30,8 +30,8 @@ impl Executor {
         self.run_ready_tasks();
     }
 
-    /// Runs the tasks that are ready. If a thread is running tasks already, returns, and that thread runs these tasks,
-    /// too. The running thread may be the caller's own, because a running task may wake other tasks.
+    /// Runs the tasks that are ready. If a thread is running tasks already, returns immediately, and that thread runs
+    /// these tasks, too. It may be the caller's own thread, because a running task may wake other tasks.
     ///
     /// # Panics
     /// If a task panics. The other tasks that are ready run first.
@@ -46,9 +46,9 @@ impl Executor {
             while self.is_woken.swap(false, Ordering::SeqCst) {
                 tasks.extend(std::mem::take(&mut *self.spawned.lock()));
                 loop {
-                    // This thread may be in the poll of a tokio task that has used up its cooperative budget. Without
-                    // `unconstrained`, tokio's futures in these tasks would then wake the executor again in each poll,
-                    // without end.
+                    // The caller may be a tokio task that has used up its cooperative budget. Without `unconstrained`,
+                    // tokio's futures in these tasks would then wake the executor again in each poll, and this loop
+                    // would not end.
                     let mut poll = || pin!(unconstrained(tasks.next())).poll(&mut context);
                     match catch_unwind(AssertUnwindSafe(&mut poll)) {
                         Ok(Poll::Ready(Some(()))) => {}

@@ -15,7 +15,8 @@ pub(super) struct Node {
     pub(super) data: Vec<u8>,
     pub(super) czxid: i64,
     pub(super) mzxid: i64,
-    /// The id of the last transaction that created or deleted a child; before that, of the one that created the node.
+    /// The id of the last transaction that created or deleted a child. If there was none, the id of the transaction
+    /// that created the node.
     pub(super) pzxid: i64,
     pub(super) version: i32,
     pub(super) ctime: SystemTime,
@@ -60,8 +61,8 @@ pub(super) struct CommittedChanges {
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// The keys of the watches to fire, with their events, in the order in which a server reports the changes.
     pub(super) changes: Vec<WatchEvent>,
-    /// Each changed node's path and its state before the change (`None` if it did not exist), in the order of the
-    /// changes. A node that was changed twice occurs twice.
+    /// For each change, in order, the path of the node and the state of the node before the change (`None` if the node
+    /// did not exist). A node that was changed twice occurs twice.
     pub(super) before: Vec<(String, Option<Node>)>,
 }
 
@@ -115,8 +116,8 @@ impl TreeTransaction<'_> {
         }
     }
 
-    /// Creates a node, and returns its path, which includes the sequence number of a sequential node. A node directly
-    /// below the root gets no number.
+    /// Creates a node, and returns its path. The path of a sequential node includes its sequence number. But a node
+    /// directly below the root gets no number.
     fn create_node(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
         let is_ephemeral = |kind: Kind| matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential);
         let parent = parent_of(path);
@@ -197,14 +198,14 @@ pub(super) fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// Returns whether the path, or the key of a watch, belongs to the node at `top`, or to a node below that node. `top`
-/// must not be `/`.
+/// Returns whether `path` belongs to the node at `top`, or to a node below that node. `path` is the path of a node or
+/// the key of a watch. `top` must not be `/`.
 pub(super) fn is_at_or_below(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the key of a watch on a node's children: the node's path and a slash, or `/` for the root. The key differs
-/// from the path of each node but the root, and the root itself is not watched.
+/// Returns the key of a watch on a node's children: the node's path and a slash, or `/` for the root. No other watch
+/// has this key: only the path of the root ends with a slash, and the root itself is not watched.
 pub(super) fn children_watch_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
 }
@@ -216,7 +217,7 @@ pub(super) fn children_of(tree: &Tree, path: &str) -> Vec<String> {
     inside.filter(|name| !name.contains('/')).map(str::to_owned).collect()
 }
 
-/// The ensemble's clock: that of this machine, set forward and back by a test.
+/// The ensemble's clock: the clock of this machine, which a test may set forward and back.
 #[derive(Default)]
 pub(super) struct Clock {
     pub(super) ahead: Duration,

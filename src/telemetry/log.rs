@@ -2,9 +2,9 @@
 //!
 //! The subscriber may block or panic. Without a subscriber, a logger of the crate `log` receives the events, and may
 //! block or panic as well. Even then, no lease may be lost, and a caller must learn of a lost lock. So the [log
-//! thread](LOG_THREAD) emits the events of library threads and, once the process has opened a session, all events of
-//! level INFO and above. A caller's thread emits only spans, events below INFO, and the events before the first
-//! session.
+//! thread](LOG_THREAD) emits all events of the library's own threads. Once the process has opened a session, the log
+//! thread also emits the events of a caller's thread, if their level is INFO or above. A caller's thread itself emits
+//! only spans, events below INFO, and the events before the first session.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -23,12 +23,12 @@ use crate::sync::of_process::AtomicBool;
 use crate::telemetry::user_thread::{UserThread, catch_panic, is_library_thread};
 use crate::telemetry::{meter, names};
 
-/// The longest time for which closing a client waits for the subscriber. Also the longest time for which the drop of a
-/// client's last handle waits, first for the servers to end the sessions, then for the subscriber.
+/// Closing a client waits at most this long for the subscriber. The drop of a client's last handle also waits at most
+/// this long in all, first for the servers to end the sessions, then for the subscriber.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
-/// While at least this many pieces of work (an event is one) are queued or running on the log thread, further events
-/// are counted and dropped.
+/// If this many events and other pieces of work are queued or running on the log thread, further events are dropped and
+/// only counted.
 const EVENTS: usize = 4_096;
 
 static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
@@ -38,7 +38,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a library thread: the span that the thread's events belong to. The log thread emits these events in that
+    /// On a library thread: the span to which the events of this thread belong. The log thread emits the events in that
     /// span.
     static INSIDE: RefCell<UserSpan> = const { RefCell::new(UserSpan(None)) };
     /// On a library thread: the guard that keeps the events of other crates from the user's subscriber.
@@ -46,17 +46,19 @@ thread_local! {
 }
 
 /// Records that this process has opened a session. From now on the log thread emits the events of level INFO and above.
-/// If a caller's thread emitted them, a lease could run out while the subscriber blocks that thread.
+/// If a caller's thread emitted these events, a lease could run out while the subscriber blocks that thread.
 pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
 
 /// From now on, the events that other crates emit on this library thread reach no subscriber. Does nothing if the
-/// process has no subscriber: setting even an empty one would stop `tracing` from passing events to the crate `log`.
+/// process has no subscriber: if even an empty subscriber were set, `tracing` would stop passing events to the crate
+/// `log`.
 ///
-/// `tracing` asks a subscriber only once whether it wants the events of a callsite, on the thread that reaches the
-/// callsite first. If that thread is silenced, the answer may be no for the whole process. So on a library thread this
-/// library makes no span, and leaves its own events to the log thread.
+/// This has a side effect. For each place in the code that emits an event, `tracing` asks only once whether a
+/// subscriber wants the event, on the first thread that reaches the place. If that thread is silenced, the answer may
+/// be no for the whole process. So on its own threads, this library makes no span, and leaves its events to the log
+/// thread.
 pub(crate) fn silence_other_crates() {
     let silence = || {
         let has_subscriber = LevelFilter::current() != LevelFilter::OFF;
@@ -66,8 +68,8 @@ pub(crate) fn silence_other_crates() {
 }
 
 /// Waits until the subscriber of `tracing` has received all events of this library so far, except dropped ones. Waits
-/// at most for `limit`, and returns `false` if the subscriber has not received them by then. Call this before a program
-/// ends, and in tests.
+/// at most for `limit`, and returns `false` if the subscriber has not received all of them by then. Call this function
+/// at the end of a program, and in tests.
 ///
 /// Once a session has been opened, a separate thread, `zk-rwlock-log`, emits all events of level INFO and above, so
 /// that a subscriber that blocks or panics costs no lock. At most 4,096 events wait for the subscriber. Further events
@@ -97,8 +99,9 @@ macro_rules! emit {
     }};
 }
 
-/// Emits an event, perhaps on the log thread, which cannot borrow the values of the fields. Each step of this macro
-/// takes one field, and makes an owned value of an expression after `=`. A field that is only a name is moved.
+/// Emits an event, perhaps on the log thread. That thread cannot borrow the values of the fields, so this macro makes
+/// owned values. Each step takes one field. The expression after `=` becomes an owned value. The variable of a field
+/// that is only a name is moved.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::emit_or_queue(tracing::Level::$level, move || {
@@ -145,8 +148,8 @@ pub(crate) fn emit_or_queue(level: Level, emit: impl FnOnce() + Send + 'static) 
     } else if !is_for_log_thread(level) {
         let _panicked = catch_panic(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // There is no subscriber. Unlike in the next branch, the log thread must not set one for this event: after
-        // that, `tracing` would never again pass events to the crate `log`.
+        // There is no subscriber. The next branch lets the log thread set the caller's subscriber. That must not happen
+        // here: once a subscriber was set, `tracing` would never again pass events to the crate `log`.
         queue_event(|| emit);
     } else {
         queue_event(|| {
@@ -174,16 +177,16 @@ fn queue_event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber, or no span. Any thread may use and drop this value: on a library thread, each call
-/// of the subscriber is left to the log thread.
+/// A span of the user's subscriber, or no span. Any thread may use and drop this value. On a library thread, the log
+/// thread makes each call of the subscriber instead.
 #[derive(Clone, Default)]
 pub(crate) struct UserSpan(Option<Arc<SpanHandle>>);
 
 struct SpanHandle(Span);
 
 impl UserSpan {
-    /// Makes a span. Returns no span on a library thread, which must not be the first that makes this span, as
-    /// [`silence_other_crates`] explains. Also returns none if the subscriber does not want the span, or panics.
+    /// Makes a span. On a library thread, returns no span, because a library thread must not be the first that makes a
+    /// span (see [`silence_other_crates`]). Also returns no span if the subscriber does not want the span, or panics.
     pub(crate) fn new(make: impl FnOnce() -> Span) -> UserSpan {
         if is_library_thread() {
             return UserSpan::default();
@@ -352,8 +355,8 @@ mod tests {
         }
         go_on.send(()).expect("the subscriber waits");
         assert!(flush_events(Duration::from_secs(60)));
-        // While the subscriber blocked in the first of 4,106 events, 4,095 others waited: the first event counts, too,
-        // among the 4,096. The last 10 events were dropped.
+        // There were 4,106 events. While the subscriber blocked in the first of them, 4,095 others waited, which makes
+        // the limit of 4,096. So the last 10 events were dropped.
         let behind: Vec<_> = hears.try_iter().collect();
         emit!(WARN, "the next");
         assert!(flush_events(Duration::from_secs(60)));

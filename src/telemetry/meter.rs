@@ -21,13 +21,14 @@ use {
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is measured"))]
 pub(crate) struct PathLabel {
     value: Arc<str>,
-    /// Whether all metrics of the lock have the label. If not, only the gauges of waiters and holders have it.
+    /// `true` if all metrics of the lock have the label. `false` if only the gauges of waiters and holders have the
+    /// label.
     is_everywhere: bool,
 }
 
 impl PathLabel {
-    /// Returns the label of the lock at `path`. `chosen` is the label that the user wants on all metrics of the lock,
-    /// if any. With `chosen`, this function also creates the lock's counters of losses, with the value zero.
+    /// Returns the label of the lock at `path`. If the user wants a label on all metrics of the lock, `chosen` is this
+    /// label. This function then also creates the lock's counters of losses, with the value zero.
     pub(crate) fn new(path: &Arc<str>, chosen: Option<Arc<str>>) -> Arc<PathLabel> {
         let is_everywhere = chosen.is_some();
         let label = Arc::new(PathLabel { value: chosen.unwrap_or_else(|| Arc::clone(path)), is_everywhere });
@@ -65,8 +66,8 @@ struct RaisedGauge {
 }
 
 impl GaugeGuard {
-    /// Adds one to the gauge. `aim` becomes the gauge's label `mode`, and `path` its label `path`. A gauge without one
-    /// of these labels gets `None` for it.
+    /// Adds one to the gauge. `aim` gives the value of the gauge's label `mode`, and `path` the value of its label
+    /// `path`. Each is `None` if the gauge does not have that label.
     pub(crate) fn new(gauge: &'static str, aim: Option<AcquisitionAim>, path: Option<&Arc<PathLabel>>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
@@ -81,8 +82,8 @@ impl GaugeGuard {
         false
     }
 
-    /// Records how long this guard has existed as the time for which the acquisition waited. Called when the lock is
-    /// granted.
+    /// Called when the lock is granted. Records for how long the acquisition has waited, which is the time since this
+    /// guard was created.
     pub(crate) fn record_acquire_wait(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.record_elapsed(names::ACQUIRE_WAIT_SECONDS));
@@ -127,7 +128,7 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// Adds one to a counter. `path` is the label of the lock that the counter is about, if it is about a lock.
+/// Adds one to a counter. If the counter is about a lock, `path` is the label of that lock.
 pub(crate) fn increment_counter(name: &'static str, path: Option<&PathLabel>, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
     metrics::increment_counter(metric_key(name, path, labels));

@@ -43,9 +43,9 @@ use crate::sync::Mutex;
 pub use crate::telemetry::names::*;
 use crate::telemetry::user_thread::{UserThread, catch_panic};
 
-// A recorder is the user's code, which may block or panic. So the library's other threads only note the changes, and a
-// separate thread reports them to the recorder. That thread holds no mutex of the library meanwhile. Only `describe`
-// calls the recorder on its caller's thread.
+// A recorder is the user's code, which may block or panic. So the other threads only note the changes, and a separate
+// thread reports the changes to the recorder. While it calls the recorder, that thread holds no mutex of the library.
+// Only `describe` calls the recorder on the thread of its caller.
 
 /// Describes each metric and its unit to the recorder, and reports the present values of the gauges. Call this function
 /// once, after the recorder was installed. This function also creates the counters of losses, of disagreements and of
@@ -53,8 +53,8 @@ use crate::telemetry::user_thread::{UserThread, catch_panic};
 /// [`metrics_by_path`](crate::RwLockBuilder::metrics_by_path) creates its own counters of losses when the lock is
 /// built.
 ///
-/// No unit is given for the gauges: exporters of OpenTelemetry would take the unit of a plain number for that of a
-/// ratio, and append `_ratio` to the name.
+/// No unit is given for the gauges. Exporters of OpenTelemetry take a gauge whose unit is a plain number for a ratio,
+/// and would append `_ratio` to its name.
 pub fn describe() {
     describe_gauge!(WAITING, "Acquisitions that wait now");
     describe_gauge!(HOLDING, "Guards that hold now");
@@ -114,8 +114,8 @@ struct PendingMetrics {
     changes: MetricChanges,
     /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
-    /// Whether the metrics thread has been woken and has not taken the changes yet. If so, it will report a new change
-    /// without another wake-up.
+    /// Whether the metrics thread was woken and has not taken the changes yet. If so, the thread will also report a new
+    /// change, and need not be woken again.
     is_collecting: bool,
 }
 
@@ -159,8 +159,8 @@ pub(super) fn record_measurement(key: Key, value: f64) {
     update_pending(|pending| pending.changes.add_measurement(key, value));
 }
 
-/// Adds `by` to a gauge. The recorder is told the new value and not the change, because it may have been installed
-/// after earlier changes.
+/// Adds `by` to a gauge. The recorder gets the new value and not the change, because a recorder that was installed late
+/// does not know the earlier changes.
 pub(super) fn add_to_gauge(key: Key, by: i64) {
     update_pending(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
@@ -175,9 +175,9 @@ pub(super) fn add_to_gauge(key: Key, by: i64) {
 /// Waits until all changes and measurements so far were reported to the recorder. Call this before a program ends, and
 /// in tests.
 ///
-/// If something is still to be reported, blocks the thread for the rest of the 20 ms for which changes are collected,
-/// and then for as long as the recorder takes. The recorder itself must not call this function, because it would wait
-/// for itself.
+/// Changes are collected for 20 ms. If something is still to be reported, this function blocks the thread for the rest
+/// of that time, and then for as long as the recorder takes. The recorder must not call this function, because it would
+/// wait for itself.
 pub fn flush() {
     METRICS_THREAD.flush(Duration::MAX);
 }
@@ -185,7 +185,8 @@ pub fn flush() {
 fn update_pending(what: impl FnOnce(&mut PendingMetrics)) {
     let mut pending = PENDING.lock();
     what(&mut pending);
-    // If the thread cannot be started, the changes stay recorded, and the next call tries to start the thread again.
+    // If the metrics thread cannot be started, the changes stay in `pending`, and the next call tries to start the
+    // thread again.
     pending.is_collecting = pending.is_collecting || METRICS_THREAD.enqueue(collect_and_report);
 }
 
@@ -218,7 +219,8 @@ mod tests {
         for _ in 0..1_000 {
             increment_counter(Key::from_static_name(NAME));
         }
-        // The thread has one piece of work for these counts, and perhaps another one for counts of other tests.
+        // The metrics thread has one piece of work for all these counts, and perhaps another one for the counts of
+        // other tests.
         assert!(METRICS_THREAD.pending_count() <= 2);
         flush();
         assert_eq!(PENDING.lock().changes.counts.get(&Key::from_static_name(NAME)), None, "all counts were reported");

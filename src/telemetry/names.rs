@@ -25,9 +25,9 @@ pub const LOSSES: &str = "zk_rwlock_losses_total";
 pub const KEPT_NODES: &str = "zk_rwlock_kept_nodes";
 /// The number of nodes that were kept between uses and then given up.
 pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";
-/// The number of creates whose answer was lost and whose node was found.
+/// The number of times that the answer to a create was lost, and the created node was found later.
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
-/// The number of times that a heartbeat, which renews the lease of a session, was due.
+/// The number of times that a heartbeat was due, which renews the lease of a session.
 pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 /// The number of this process's nodes whose removal has begun and is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
@@ -37,8 +37,8 @@ pub const SESSIONS_BEGUN: &str = "zk_rwlock_sessions_begun_total";
 pub const SESSIONS_ENDED: &str = "zk_rwlock_sessions_ended_total";
 /// The number of attempts to connect to a server, whether they succeeded or not.
 pub const CONNECTION_ATTEMPTS: &str = "zk_rwlock_connection_attempts_total";
-/// The time from the loss of a session's connection until its return, or until the session was over and was not closed
-/// by this process.
+/// The time from the loss of a session's connection until the session was connected again. If the session ended first,
+/// and this process did not close it, the time until that end.
 pub const CONNECTION_BREAK_SECONDS: &str = "zk_rwlock_connection_break_seconds";
 /// The number of times that a server did not agree with the leader about a node.
 pub const DISAGREEMENTS: &str = "zk_rwlock_disagreements_total";

@@ -1,6 +1,6 @@
 //! Threads on which the user's code runs: subscribers of `tracing`, and recorders of metrics. This code may block for
-//! ever, or panic. If it blocked a thread of the library, a lease could be lost. If it blocked a caller, the caller
-//! would not learn of a loss.
+//! ever, or panic. If the code blocked a thread of the library, a lease could be lost. If it blocked the thread of a
+//! caller, the caller would not learn of a lost lock.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +35,7 @@ pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
 pub(crate) struct UserThread {
     name: &'static str,
     /// The sender of work to the thread, and the id of the process that started the thread. A forked child of that
-    /// process lacks the thread, so its first call of `enqueue` starts another one.
+    /// process does not have the thread. So the first call of `enqueue` in the child starts another thread.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
@@ -45,8 +45,8 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Queues `work` behind all earlier work, and returns immediately. Returns `false` if the thread cannot be started.
-    /// The work is then never run.
+    /// Queues `work` behind all earlier work, and returns immediately. If the thread cannot be started, returns
+    /// `false`, and the work is never run.
     pub(crate) fn enqueue(&'static self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.queue.lock();
         let process = std::process::id();
@@ -58,7 +58,8 @@ impl UserThread {
             *queue = started.is_ok().then_some((give, process));
         }
         let Some((queue, _)) = &*queue else {
-            // The work is leaked, because its destructor is the user's code and might block this thread for ever.
+            // The work is leaked and not dropped, because the drop may run the user's code, which might block this
+            // thread for ever.
             std::mem::forget(work);
             return false;
         };
@@ -71,8 +72,8 @@ impl UserThread {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Waits until all earlier work is done, for at most `limit`. Returns whether the work is done. Returns `false` if
-    /// the thread cannot be started.
+    /// Waits until all earlier work is done, for at most `limit`. Returns whether that work is done. Also returns
+    /// `false` if the thread cannot be started.
     pub(crate) fn flush(&'static self, limit: Duration) -> bool {
         if self.pending_count() == 0 {
             return true;
