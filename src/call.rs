@@ -19,20 +19,20 @@ use crate::session::retry::{self, run_until};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::telemetry::debug::debug;
 
-/// How long before a call's timeout a disconnected client asks the servers why it has no connection, so that the
-/// timeout error can give the reason. If the timeout is shorter than twice this constant, the client asks at half of
+/// A disconnected client asks the servers this long before the timeout of a call why it has no connection. So the
+/// timeout error can give the reason. If the timeout is shorter than twice this constant, the client asks after half of
 /// the timeout.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// The number of slices into which [`within_unless_stopped`] divides a time limit. A slice that lasts too long is taken
-/// as a sign that the process was stopped meanwhile.
+/// The number of equal sleeps into which [`within_unless_stopped`] divides a time limit. If one of these sleeps lasts
+/// too long, the process was probably stopped meanwhile.
 const SLICES: u32 = 8;
 
 /// How many sessions a call may use, one after the other, if each session ends during the call.
 pub(crate) const SESSION_TRIES: usize = 3;
 
-/// The future of a call's answer. The call sends nothing before the first poll, so await the future, with or without a
-/// [`timeout`](Self::timeout).
+/// The future of a call's answer. The call sends nothing before its future is first polled. So await the future, with
+/// or without a [`timeout`](Self::timeout).
 ///
 /// No method that returns a `Call` waits for a contender: neither the `try_` methods, nor
 /// [`RwLock::queue`](crate::RwLock::queue), [`Semaphore::permits`](crate::Semaphore::permits) or
@@ -45,11 +45,11 @@ pub(crate) const SESSION_TRIES: usize = 3;
 ///
 /// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one
 ///   lock. If a step has no answer within one session timeout, the call ends with [`Error::Unreachable`], even if the
-///   server still answers pings. The next point names the exceptions.
-/// - The step may take three session timeouts in all, if this process was stopped meanwhile, or if the client is
-///   disconnected at the end of the first session timeout. In the added time the client can open a fresh session.
-/// - While the connection is lost, the call first waits until the connection is back or the session has ended. After
-///   the end of the session it waits for a fresh one, for at most the [connect
+///   server still answers pings. The next point names two exceptions.
+/// - A step may take three session timeouts in two cases: if this process was stopped meanwhile, or if the client is
+///   disconnected at the end of the first session timeout. In the added time, the client can open a new session.
+/// - While the connection is lost, the call first waits until the connection is back or the session has ended. If the
+///   session has ended, the call then waits for a new session, for at most the [connect
 ///   timeout](crate::ZooKeeperBuilder::connect_timeout).
 ///
 /// # Cancel safety
@@ -83,9 +83,9 @@ pub struct Call<T> {
 /// No runtime is needed: sessions live on a thread of the library.
 ///
 /// # Panics
-/// On a thread that runs tasks of a tokio runtime, as tokio's own `blocking_lock` does. A blocked thread runs no other
-/// task. If one of those tasks held the lock, the call could wait for ever. In an `async` function, write `.await` in
-/// place of `.blocking()` or `block_on`. If the function is not `async`, let
+/// Panics on a thread that runs tasks of a tokio runtime. The `blocking_lock` of tokio does the same. A blocked thread
+/// runs no other task. If one of those tasks held the lock, the call could wait for ever. In an `async` function, write
+/// `.await` in place of `.blocking()` or `block_on`. If the function is not `async`, let
 /// [`spawn_blocking`](https://docs.rs/tokio/latest/tokio/task/fn.spawn_blocking.html) call the function: blocking is
 /// allowed there. The text of the panic gives the same advice.
 ///
@@ -117,8 +117,8 @@ fn is_blocking_allowed() -> bool {
     panic::catch_unwind(panic::AssertUnwindSafe(|| receiver.blocking_recv())).is_ok()
 }
 
-/// A function that makes the future of a call's answer. The argument is the deadline at which the future must end;
-/// `None` if the caller gave no timeout.
+/// A function that makes the future of a call's answer. The argument is the time at which the future must end. The
+/// argument is `None` if the caller gave no timeout.
 type MakeAnswerFuture<T> = dyn FnOnce(Option<Deadline>) -> AnswerFuture<T> + Send;
 
 type AnswerFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -142,8 +142,8 @@ impl<T: Send + 'static> Call<T> {
     }
 
     /// Sets a time limit, counted from the first poll. If the call is not done by then, it fails with
-    /// [`Error::Timeout`], also while the client is disconnected. With a timeout of zero, the call fails with
-    /// [`Error::InvalidInput`] when it is awaited, and sends nothing.
+    /// [`Error::Timeout`], even if the client is disconnected. With a timeout of zero, the call sends nothing, and
+    /// fails with [`Error::InvalidInput`] when it is awaited.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -155,7 +155,7 @@ impl<T: Send + 'static> Call<T> {
     /// The same errors as when the call is awaited.
     ///
     /// # Panics
-    /// On a thread that runs tasks of a tokio runtime: write `.await` there. See [`block_on`].
+    /// Panics on a thread that runs tasks of a tokio runtime. Write `.await` there. See [`block_on`].
     #[track_caller]
     pub fn blocking(self) -> Result<T, Error> {
         block_on(self)
@@ -197,20 +197,21 @@ impl Deadline {
         self.whole.saturating_sub(self.began.elapsed())
     }
 
-    /// Waits until the deadline. If the client is disconnected then, returns for how long and why. Returns `None` if
-    /// the client is connected or closed.
+    /// Waits until the deadline. If the client is disconnected at that time, returns since when and why. If the client
+    /// is connected or closed, returns `None`.
     pub(crate) async fn until_passed(&self, coordinator: &Arc<dyn Coordinator>) -> Option<CutOff> {
         let left = self.time_left();
         coordinator.sleep(left - REASON_AHEAD.min(left / 2)).await;
-        // While the client is disconnected, this call of `state` makes the client ask the servers why. The last call
-        // below returns the reason, if it is known by then.
+        // If the client is disconnected, this call of `state` makes the client ask the servers why. If they have
+        // answered by the deadline, the second call of `state` below returns the reason.
         let _for_later = coordinator.state();
         coordinator.sleep(self.time_left()).await;
         coordinator.state().into_cut_off()
     }
 }
 
-/// Returns the result of `work`. If there is a deadline, and `work` is not done by then, returns [`Error::Timeout`].
+/// Returns the result of `work`. If `work` is not done at the deadline, returns [`Error::Timeout`]. Without a deadline,
+/// waits until `work` is done.
 pub(crate) async fn within_deadline<T>(
     coordinator: &Arc<dyn Coordinator>,
     deadline: Option<Deadline>,
@@ -237,9 +238,10 @@ pub(crate) async fn within_session_timeout<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer_text(limit))))
 }
 
-/// Sends the request `ask`, and repeats it while its outcome is unknown, as [`retry::repeat_until_known`] does. If the
-/// outcome is still unknown after a session timeout, fails with [`Failure::Unreachable`]. The wait is longer if this
-/// process was stopped meanwhile, or if the client is disconnected at that time: see [`within_unless_stopped`].
+/// Calls `ask`, which sends a request, and calls it again while the outcome of the request is unknown, as
+/// [`retry::until_known`] does. If the outcome is still unknown after a session timeout, fails with
+/// [`Failure::Unreachable`]. The wait is longer if this process was stopped meanwhile, or if the client is disconnected
+/// after the session timeout: see [`within_unless_stopped`].
 pub(crate) async fn ask_until_answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -255,8 +257,8 @@ where
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer_text(limit))))
 }
 
-/// Returns the names of the children of a node; no names if the node does not exist. With `is_synced`, a sync precedes
-/// the read, so the names are not older than this call.
+/// Returns the names of the children of a node. If the node does not exist, returns no names. If `is_synced` is `true`,
+/// a sync precedes the read, and the names show no state from before this call.
 pub(crate) async fn list_children(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -286,11 +288,11 @@ pub(crate) async fn delete_node(coordinator: &impl Coordinator, path: &str, node
     }
 }
 
-/// Runs `ask` on a session, and returns the answer. If the session ends first, runs `ask` again on a fresh session, on
-/// at most [`SESSION_TRIES`] sessions in all. The operation and the path are for the text of an error.
+/// Runs `ask` on a session, and returns the answer. If the session ends before the answer, runs `ask` again on a new
+/// session. Uses at most [`SESSION_TRIES`] sessions in all. `operation` and `path` are for the text of an error.
 ///
-/// `ask` must create no ephemeral node. Such a node lives only as long as its session, but this function lets go of the
-/// session when it returns.
+/// `ask` must create no ephemeral node. Such a node lives only as long as its session, and the session may end as soon
+/// as this function has returned.
 pub(crate) async fn retry_on_fresh_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -322,9 +324,9 @@ pub(crate) enum WorkError {
 }
 
 impl WorkError {
-    /// Turns [`WorkError::Failed`] into the outer error, after which [`retry_on_fresh_session`] and
-    /// [`ask_until_answered`] may repeat the work. Turns [`WorkError::Refused`] into the inner error, which these two
-    /// functions return as an answer.
+    /// Turns [`WorkError::Failed`] into the outer error. After an outer error, [`retry_on_fresh_session`] and
+    /// [`ask_until_answered`] may repeat the work. Turns [`WorkError::Refused`] into the inner error. To these two
+    /// functions, an inner error is an answer, so they do not repeat the work.
     pub(crate) fn refusal_as_answer<T>(answer: Result<T, WorkError>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
@@ -336,9 +338,9 @@ impl WorkError {
 
 /// Returns the result of `work`, or `None` after `limit`.
 ///
-/// There is one exception. If the process was stopped during the wait, or if the client is disconnected at the limit,
-/// `work` gets twice the limit in addition. The session may have ended, and `work` may need the added time for a fresh
-/// session. The process counts as stopped if one of the sleeps below lasts too long.
+/// If the process was stopped during the wait, or if the client is disconnected at the limit, `work` gets twice the
+/// limit in addition. The reason is that the session may have ended, and `work` may need a new session. The process
+/// counts as stopped if one of the sleeps below lasts too long.
 async fn within_unless_stopped<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
@@ -346,8 +348,8 @@ async fn within_unless_stopped<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // The wait is a sequence of short sleeps. If the process is stopped during the wait and goes on exactly at the
-    // limit, a single sleep would end on time, and the stop would not be noticed.
+    // The wait is a sequence of short sleeps. A single sleep would not show that the process was stopped, if it goes on
+    // before the limit: the sleep would end on time.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();

@@ -1,8 +1,8 @@
 //! One read/write lock for many machines, kept in [Apache ZooKeeper](https://zookeeper.apache.org).
 //!
 //! Many readers or one writer, first come first served. A holder that loses its session learns of the loss before
-//! another contender can be granted the lock. For state in one znode, in one process or in one database, you need less:
-//! a conditional set, the `RwLock` of tokio, or the locks of that database.
+//! another contender can be granted the lock. You may need less. For state in one znode, a conditional set suffices.
+//! For state in one process, use the `RwLock` of tokio, and for state in one database the locks of that database.
 //!
 //! ```
 //! use std::time::Duration;
@@ -62,19 +62,20 @@
 //!
 //! So every session has a lease, and a lock counts as held only until the lease ends. While a lock is held or waited
 //! for, the library sends a read in each fifth of the session timeout. Half a `tickTime` and some slack after the
-//! read's answer, the library sends a check-only transaction. Once a quorum has acknowledged this transaction, the
-//! leader has surely heard of the session since the read was *sent*. The lease then ends five sixths of the session
-//! timeout after that moment, or a little earlier if the session timeout is short. An idle session sends a read in each
-//! quarter. All this runs on a thread of the library. [`is_held`](Hold::is_held) itself compares the present time with
-//! the end of the lease, so it is right also in the first call after a stop of the process.
+//! answer to this read, the library sends a check-only transaction. Once a quorum has acknowledged this transaction,
+//! the leader has surely heard of the session since the read was *sent*. The lease then ends five sixths of the session
+//! timeout after the read was sent, or a little earlier if the session timeout is short. An idle session sends a read
+//! in each quarter of the session timeout. All this runs on a thread of the library. [`is_held`](Hold::is_held) itself
+//! compares the present time with the end of the lease. So even if the process was stopped, the first call after the
+//! stop is right.
 //!
-//! The lease does not cover two cases. A request that is under way to another system may arrive after the loss of the
-//! lock: use the fencing token. And a client that may delete the lock's node can take the lock away. A watch then
-//! notifies the holder, but perhaps only after the next contender was granted the lock.
+//! The lease does not cover two cases. First, a request that is under way to another system may arrive after the loss
+//! of the lock: use the fencing token. Second, a client that may delete the lock's node can take the lock away. A watch
+//! then notifies the holder, but perhaps only after the next contender was granted the lock.
 //!
 //! # Seeing inside
 //!
-//! With [`tracing`](https://docs.rs/tracing) the library records these spans and events, beside warnings and errors
+//! With [`tracing`](https://docs.rs/tracing) the library records these spans and events, and also warnings and errors
 //! about single nodes. Their targets begin with `zk_rwlock`.
 //!
 //! | what | level | fields |
@@ -181,11 +182,11 @@ pub mod once {
 ///
 /// A backend is a [`Coordinator`](coordinator::Coordinator), which opens [`Session`](coordinator::Session)s. This crate
 /// has two backends: [`Memory`] and [`ZooKeeper`]. Both keep the [contract](coordinator::Session#contract) of a
-/// session. `tests/conformance` tests each clause of the contract on both backends.
+/// session. The tests in `tests/conformance` check each clause of the contract on both backends.
 ///
 /// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is.
-/// [`Waiter`](coordinator::Waiter) is the state machine of a waiting contender: its caller tells it what happened, and
-/// it returns the next step.
+/// [`Waiter`](coordinator::Waiter) is the state machine of a waiting contender. Its caller reports what has happened,
+/// and the state machine returns the next step.
 #[doc(hidden)]
 pub mod coordinator {
     pub use crate::queue::metadata::parse_record as done_of;
@@ -239,15 +240,15 @@ pub mod format {
 /// [migrations]: https://docs.rs/crate/zk-rwlock/latest/source/docs/migrations.md
 /// [serving]: https://docs.rs/crate/zk-rwlock/latest/source/docs/serving.md
 ///
-// Each page of `docs/` defines its links itself, for readers outside rustdoc. In rustdoc the first definition of a link
-// counts, so the definitions above replace those of the page. `tests/pages/main.rs` runs the examples of the pages and
-// of the README.
+// Each page of `docs/` defines the targets of its links itself, for readers outside rustdoc. In rustdoc, the first
+// definition of a target counts, so the definitions above replace those of the page. `tests/pages/main.rs` runs the
+// examples of the pages and of the README.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/pictures.txt")]
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
-/// How a database or another system refuses a holder that writes after it has lost the lock.
+/// How a database or another system refuses the late write of a holder that has lost the lock.
 ///
 /// [promises]: crate::guarantees
 ///

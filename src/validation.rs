@@ -6,7 +6,7 @@ use crate::error::error::Error;
 use crate::queue::dialect::{self, Dialect};
 use crate::queue::quoted::quoted;
 
-/// The size in bytes of the largest request that servers accept by default: the default of `jute.maxbuffer`.
+/// The size in bytes of the largest request that servers accept by default (`jute.maxbuffer`).
 pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
 
 /// The maximum length of a path in bytes, a limit of this library.
@@ -56,7 +56,8 @@ pub(crate) fn path_problem(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    // All characters beyond U+FFFF are refused, too: in Java each of them is two surrogates, which the servers refuse.
+    // All characters beyond U+FFFF are refused, too: in Java, each of these characters is a pair of surrogates, and
+    // servers refuse surrogates.
     if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
@@ -67,7 +68,8 @@ pub(crate) fn path_problem(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host name that this library could not read back from the name of a node that contains it.
+/// Nodes have names that contain the host name. Refuses a host name that this library could not read back from the name
+/// of a node.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host)
         .map_or(Ok(()), |problem| Err(Error::invalid(format!("host {} {problem}", quoted(host)))))
@@ -166,8 +168,8 @@ mod tests {
         let refused = |path: &str| check_lock_directory(path).unwrap_err().to_string();
         assert!(refused("/").ends_with("cannot be a lock directory: a lock needs a path of its own below the root"));
         for path in ["/zookeeper", "/zookeeper/quota"] {
-            // A path at the end of the connect string becomes the client's root, and a `/zookeeper` below that root is
-            // not ZooKeeper's own. The message must be true for such a client, too.
+            // If the connect string ends with a path, all paths of the client lie below that path, and `/zookeeper`
+            // there is not ZooKeeper's own. The message must be true for such a client, too.
             let why = "cannot be a lock directory: ZooKeeper keeps its own nodes in /zookeeper at the root of the servers, and no \
                        lock path begins with that name, whatever path ends the connect string";
             assert_eq!(refused(path), format!("invalid input: path {path:?} {why}"));

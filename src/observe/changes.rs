@@ -17,8 +17,8 @@ use crate::session::request::HoldState;
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::debug::debug;
 
-/// The node of a hold, and its session. A task or stream that observes the hold owns this pair. Owning the pair does
-/// not keep the lock held.
+/// The node of a hold, and the session of the node. A task or stream that observes the hold owns this pair. The lock
+/// can be released or lost while such a pair exists.
 pub(crate) type ObservedHold = (Arc<Node>, Arc<dyn Session>);
 
 /// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
@@ -29,8 +29,8 @@ pub(crate) type ObservedHold = (Arc<Node>, Arc<dyn Session>);
 ///
 /// The states of a guard end with [`HoldState::Lost`], or when the guard is released or dropped.
 ///
-/// This type is also a [`Stream`], for the combinators of `futures` and `tokio-stream`. It has the items that
-/// [`next`](Self::next) returns.
+/// This type is also a [`Stream`], for the combinators of `futures` and `tokio-stream`. The items of the stream are
+/// those that [`next`](Self::next) returns.
 ///
 /// # Examples
 ///
@@ -49,7 +49,7 @@ pub(crate) type ObservedHold = (Arc<Node>, Arc<dyn Session>);
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Changes<T = HoldState> {
-    /// The mutex is there only to make this type `Sync`. It is never locked, because `poll_next` has `&mut self`.
+    /// The mutex only makes this type `Sync`. It is never locked, because `poll_next` has `&mut self`.
     items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
 }
 
@@ -58,13 +58,13 @@ impl<T> Changes<T> {
         Changes { items: Mutex::new(Box::pin(items.fuse())) }
     }
 
-    /// Waits for the next change. The first call returns the present state: that of a guard immediately, and a leader
-    /// or a value once it is known. `None` means that no change can follow.
+    /// Waits for the next change. The first call returns the present state. It does so immediately for the state of a
+    /// guard. For a leader or a value, it waits until the first one is known. `None` means that no change can follow.
     ///
     /// If several changes happen between two calls, only the newest is sure to be returned.
     ///
     /// # Cancel safety
-    /// No change is lost by dropping the future.
+    /// If the future is dropped, no change is lost. The next call returns the change.
     pub async fn next(&mut self) -> Option<T> {
         StreamExt::next(self).await
     }
@@ -81,7 +81,8 @@ impl<T> Stream for Changes<T> {
 debug!(Changes<T> as "Changes" for [T], |_it|);
 
 /// A part of a guard. When the guard is dropped, this part ends the streams of the guard's states. The streams cannot
-/// wait for the end of the node instead, because a node that is kept or shared may outlive the guard.
+/// end with the lock's node instead, because several guards may share a node, and a node may be kept for the next
+/// guard.
 #[derive(Debug, Default)]
 pub(crate) struct DropSignal(OnceLock<watch::Sender<()>>);
 
@@ -94,14 +95,14 @@ impl DropSignal {
             next.map(|next| next.map(|state| (state, Some(state))))
         });
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // Nothing is sent on this channel. `changed` returns when the guard, and with it the sender, is dropped. That
-        // ends the stream.
+        // Nothing is ever sent on this channel. When the guard is dropped, the sender is dropped, too. Then `changed`
+        // returns, which ends the stream.
         Changes::new(states.take_until(Box::pin(async move { drop(life.changed().await) })))
     }
 }
 
-/// Waits until the combined state of the holds is of another variant than `last`, and returns it. Returns `None` if a
-/// hold was released, or if `last` is a loss, which no state can follow.
+/// Waits until the combined state of the holds has another variant than `last`, and returns that state. Returns `None`
+/// if a hold was released. Also returns `None` if `last` is a loss, because no state can follow a loss.
 async fn next_combined_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
@@ -118,8 +119,9 @@ async fn next_combined_state(holds: Arc<[ObservedHold]>, last: Option<HoldState>
     select_all(changes).await.0
 }
 
-/// Combines the states of several holds. Returns the first loss in the list, or else the suspect state with the
-/// earliest `until`, or else `Held`. `None` for an empty list.
+/// Combines the states of several holds. If a hold is lost, returns the first loss in the list. Otherwise, if a hold is
+/// suspect, returns the suspect state with the earliest `until`. Otherwise returns `Held`. For an empty list, returns
+/// `None`.
 pub(crate) fn worst_state(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),

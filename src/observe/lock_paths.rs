@@ -17,11 +17,11 @@ use crate::session::presence::{self, NAMED, check_operation};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 
-/// The maximum number of nodes that one call of [`Session::data_of_each`] reads. A server that supports multi-reads
-/// gets one request for them.
+/// The maximum number of nodes that one call of [`Session::data_of_each`] reads. If the server supports multi-reads,
+/// one request reads them all.
 pub(super) const NODES_A_REQUEST: usize = 256;
 
-/// The maximum number of such calls in flight while the nodes of a queue are read.
+/// The maximum number of calls of [`Session::data_of_each`] in flight while the nodes of a queue are read.
 const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
@@ -77,8 +77,8 @@ impl LockPaths {
     ) -> Result<Vec<Member>, Failure> {
         let paths: Vec<String> = members.iter().map(|member| self.node_path(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
-        // A member whose node is gone, or may not be read, is still returned, with the data that are in its name. If it
-        // were left out, a held lock could seem to have waiters but no holder.
+        // A member whose node is gone, or may not be read, is still returned, with the data that are in the node's
+        // name. Without this member, a held lock could seem to have waiters but no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
             Some(node) => {
                 member_with_node_data(member, dialect, session.is_session_of_process(node.1.ephemeral_owner), &node)
@@ -103,13 +103,14 @@ impl LockPaths {
         let read = |some| call::ask_until_answered(session, move || self.read_members(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
-        // The holders of permits come first, in the order of their grants as far as these are known.
+        // The holders of permits come first, sorted by their tokens, which is the order of the grants. Holders without
+        // a known token precede the others.
         members[..permit_holders(taken).count()].sort_by_key(|member| member.token);
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
-    /// Returns a contender in the queue as a member. A contender whose turn has come holds a lock, but in a semaphore's
-    /// queue such a contender still waits for permits.
+    /// Returns a contender in the queue as a member. In the queue of a lock, a contender whose turn has come is a
+    /// holder. In the queue of a semaphore, such a contender still waits for permits.
     fn member_in_queue(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_from_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
@@ -118,25 +119,25 @@ impl LockPaths {
         }
     }
 
-    /// Returns the contenders that `me` waits for according to `names`, the names in the queue. Reads the data of the
-    /// first [`NAMED`] contenders' nodes, as [`read_blockers_in_time`](Self::read_blockers_in_time) does.
+    /// Returns the contenders that `me` waits for. `names` are the names in the queue. Reads the nodes of the first
+    /// [`NAMED`] of these contenders, as [`read_blockers_in_time`](Self::read_blockers_in_time) does.
     pub(crate) async fn read_blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
         let seen = self.read_progress(session, names, me).await.blockers;
         self.read_blockers_in_time(session, me.dialect(), seen).await
     }
 
-    /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permit nodes of a
-    /// semaphore, but does not read the data of any node.
+    /// Returns the progress of the waiter `me`. `names` are the names in the queue. For a semaphore, also lists the
+    /// permit nodes. Does not read the data of any node.
     pub(crate) async fn read_progress(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Progress {
         self.progress_from_names(&self.list_permit_nodes(session).await, names, me)
     }
 
-    /// Asks the leader whether the nodes that a waiter waits for exist: the first [`NAMED`] nodes of `ahead` or, if
-    /// `ahead` is empty, all permit nodes of a semaphore. For a lock with an empty `ahead`, asks nothing.
+    /// Asks the leader whether the nodes that a waiter waits for exist. These are the first [`NAMED`] nodes of `ahead`.
+    /// If `ahead` is empty, these are all permit nodes of the semaphore, and for a lock no node.
     ///
-    /// Returns whether the leader lacks one of these nodes. The caller then lists the queue again. If this client's
-    /// server lists a node that the leader lacks, connects to another server, or fails if there is none. If the leader
-    /// does not answer within a session timeout, returns `false`.
+    /// Returns whether one of these nodes does not exist on the leader. The caller then lists the queue again. If this
+    /// client's server lists a node that the leader does not have, connects to another server. Fails if there is no
+    /// other server. If the leader does not answer within a session timeout, returns `false`.
     pub(crate) async fn ask_leader_if_gone(&self, session: &Arc<dyn Session>, ahead: &[&str]) -> Result<bool, Failure> {
         let (directory, names) = match (&self.permits, ahead) {
             (Some(permits), []) => (permits, self.list_permit_nodes(session).await),
@@ -149,8 +150,8 @@ impl LockPaths {
         presence::leave_server_if_listed(session, directory, gone).await.map(|_| are_gone)
     }
 
-    /// Returns the progress of `me` according to `taken`, the names of the permit nodes, and `names`, the names in the
-    /// queue. Sends nothing.
+    /// Returns the progress of the waiter `me`. `taken` are the names of the permit nodes, and `names` are the names in
+    /// the queue. Sends nothing.
     pub(crate) fn progress_from_names(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_and_length(me, names);
         let ahead = turn::names_ahead_of(me, names);
@@ -177,9 +178,9 @@ impl LockPaths {
         }
     }
 
-    /// Returns how many permits the semaphore has in all, and whether `wanted` of them are free. If no number is set,
-    /// the first value is `None`, and the second says whether no permit is taken. Returns `None` if a read fails, and
-    /// for a lock.
+    /// Returns how many permits the semaphore has in all, and whether `wanted` of them are free. If the semaphore has
+    /// no number of permits, the first value is `None`, and the second is `true` if no permit is taken. Returns `None`
+    /// if a read fails, or if this is a lock.
     pub(crate) async fn read_total_and_if_free(
         &self,
         session: &Arc<dyn Session>,
@@ -213,8 +214,8 @@ fn permit_holders(taken: &[String]) -> impl Iterator<Item = Member> {
     })
 }
 
-/// Returns a contender as a member of the queue. `turn` gives the member's state. All else is from the name of its
-/// node.
+/// Returns a contender as a member of the queue. The state of the member comes from `turn`, and everything else from
+/// the name of the contender's node.
 pub(crate) fn member_from_name(contender: &NodeName, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
@@ -245,7 +246,8 @@ fn member_with_node_data(member: &Member, dialect: Dialect, is_own: bool, (data,
     }
 }
 
-/// Returns blockers that consist only of `holder`, a holder in this process. `note` is the data of its node.
+/// Returns blockers that consist of one contender: `holder`, a holder in this process. `note` is the data of the
+/// holder's node.
 pub(crate) fn blockers_from_holder(holder: &NodeName, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::new(holder, Some(note));
     let member =

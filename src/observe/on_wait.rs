@@ -14,7 +14,7 @@ use crate::session::listing;
 use crate::sync::Mutex;
 use crate::telemetry::debug::debug;
 
-/// The shortest pause before a listing of the queue that is made only for the listener.
+/// The shortest pause before the queue is listed only for the listener.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// The user's function, which is called when the progress of the wait changes.
@@ -40,9 +40,9 @@ impl WaitReporter {
         WaitReporter { listener: listener.clone(), reported: None }
     }
 
-    /// Calls the listener when a listing of the queue shows other progress than at the last call. Uses the last listing
-    /// that the acquisition made for itself, and lists the queue at intervals while there is no newer one. Never
-    /// returns.
+    /// Calls the listener when a listing of the queue shows other progress than at the last call. Uses the newest
+    /// listing that the acquisition has made for itself. Until the acquisition makes another one, also lists the queue
+    /// at intervals. Never returns.
     pub(crate) async fn report_changes(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
         let mut waits = next_listing(view, 0).await;
         loop {
@@ -55,8 +55,8 @@ impl WaitReporter {
         }
     }
 
-    /// Calls the listener if `seen` differs from the progress of the last call in more than the length of the queue.
-    /// Before the call, reads the nodes of the contenders that the waiter waits for.
+    /// Calls the listener with the progress `seen`, unless only the length of the queue has changed since the last
+    /// call. Before it calls the listener, reads the nodes of the contenders that the waiter waits for.
     async fn report_if_changed(
         &mut self,
         session: &Arc<dyn Session>,
@@ -82,7 +82,7 @@ impl WaitReporter {
     async fn list_at_intervals(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, me: &NodeName) -> Infallible {
         loop {
             session.sleep(self.listing_interval()).await;
-            // An error of the listing is ignored, because the acquisition itself reports an error that lasts.
+            // An error of the listing is ignored. If the error lasts, the acquisition itself reports it.
             if let Ok(names) = listing::list(session, &paths.queue).await {
                 let seen = paths.read_progress(session, &names, me).await;
                 self.report_if_changed(session, paths, me.dialect(), seen).await;
@@ -90,10 +90,10 @@ impl WaitReporter {
         }
     }
 
-    /// Returns the interval between two listings. Each listing returns all names, so waiters further back list less
-    /// often. The waiter at place p of n lists n names every p * n milliseconds, but at most once a second. Here n is
-    /// the length of the queue at the last listing. So all waiters together list at most 1000 * (1 + 1/2 + ... + 1/n)
-    /// names a second: about 10,000 if n is 12,000.
+    /// Returns the interval between two listings. Each listing returns the names of all n waiters, where n is the
+    /// length of the queue at the last listing. So waiters further back list less often: the waiter at place p lists
+    /// every p * n milliseconds, but at most once a second. All waiters together then list at most 1000 * (1 + 1/2 +
+    /// ... + 1/n) names a second, which is about 10,000 if n is 12,000.
     fn listing_interval(&self) -> Duration {
         let size = self.reported.as_ref().map_or(0, |reported| reported.place.saturating_mul(reported.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));

@@ -13,18 +13,18 @@ use crate::sync::{Mutex, Notify};
 #[derive(Default)]
 pub(crate) struct QueueView {
     pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
-    /// Whether the user set a listener with `on_wait`. If so, an acquisition of permits lists both the queue and the
-    /// holders of permits for each snapshot.
+    /// Whether the user has set a listener with `on_wait`. If so, an acquisition of permits lists both the queue and
+    /// the holders of permits for each snapshot.
     pub(crate) has_listener: bool,
-    /// Notified when the leader does not have a node that the acquisition waits for, although this client's server may
-    /// still list that node. Only the head of a semaphore's queue waits for this. The head then lists the holders of
-    /// permits again.
+    /// Notified when the ensemble's leader does not have a node that the acquisition waits for, although this client's
+    /// server may still list that node. Only the first contender in a semaphore's queue waits for this. It then lists
+    /// the holders of permits again.
     pub(crate) look_again: Notify,
 }
 
 impl QueueView {
     /// Stores a listing of the queue. `seen` may have only the names of the nodes. If the last snapshot has the data of
-    /// a contender's node, these data are kept.
+    /// a node in `seen`, copies the data from there.
     pub(crate) fn record_listing(&self, session: &Arc<dyn Session>, me: &NodeName, mut seen: Progress) {
         let mut snapshot = self.snapshot.lock();
         let known = snapshot.iter().flat_map(|before| &before.seen.blockers.first).filter(|it| it.token.is_some());
@@ -62,8 +62,8 @@ pub(crate) struct QueueSnapshot {
 
 /// Waits until the acquisition has listed the queue more than `listings` times, and returns the last listing.
 ///
-/// This future registers no waker, because the task that polls it also polls the acquisition. For a kept node, several
-/// tasks wait for one acquisition, and whatever wakes the acquisition wakes all of them.
+/// This future registers no waker, because the task that polls it also polls the acquisition. Whatever wakes the
+/// acquisition also wakes this future. If several tasks wait for one acquisition of a kept node, all of them are woken.
 pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
     poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),

@@ -20,15 +20,15 @@ use crate::validation;
 /// The maximum number of listings in flight.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of the locks and semaphores at and below a path. A lock or semaphore is left out if it has no contenders
-/// and no [record](Queue::done) of a job.
+/// The queues of the locks and semaphores at and below a path. A lock or semaphore is left out if it has neither
+/// contenders nor the [record](Queue::done) of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The queues, sorted by their paths. A queue without members belongs to a lock with the [record](Queue::done) of a
-    /// job. Queues of different locks are read at different moments.
+    /// The queues, sorted by their paths. A queue without members is that of a lock with the [record](Queue::done) of a
+    /// job. The queues of different locks are read at different moments.
     pub queues: Vec<Queue>,
-    /// Nodes whose children this client may not list. Locks at and below them are missing.
+    /// Nodes whose children this client may not list. Locks at and below these nodes are missing in `queues`.
     pub unreadable: Vec<String>,
 }
 
@@ -38,14 +38,14 @@ impl Survey {
     /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has a record and no
     /// contender has an empty queue here.
     ///
-    /// Costs a listing for each node that is not a contender itself, and a read for each semaphore. The members of the
-    /// queues and the records cost a request for each 256 nodes, or for each node if the servers do not support
-    /// multi-reads. Each queue is read in its own [dialect](Dialect). A directory with contenders of several dialects
-    /// has a queue for each dialect. [How long the call takes](Call#how-long-it-takes) is bounded by the session
-    /// timeout for each step, and as a whole with [`timeout`](Call::timeout).
+    /// Costs a listing for each node that is not a contender itself, and a read for each semaphore. To read the members
+    /// of the queues and the records, one request is sent for each 256 nodes. If the servers do not support
+    /// multi-reads, one request is sent for each node. Each queue is read in its own [dialect](Dialect). A directory
+    /// with contenders of several dialects has a queue for each dialect. [Each step](Call#how-long-it-takes) takes at
+    /// most the session timeout. To limit the time of the whole call, use [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// The call only reads, so it can be dropped at any time.
     ///
     /// # Errors
     /// [`Error::InvalidInput`](crate::Error::InvalidInput) if `prefix` is not an absolute path; otherwise see
@@ -109,7 +109,7 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        // A semaphore is recognized by its directory of permits. Its directory of the queue may be missing, because
+        // A semaphore is recognized by the directory of its permits. The directory of its queue may be missing, because
         // servers delete that directory when it is empty.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = read_semaphore_queue(session, node).await?
@@ -136,7 +136,7 @@ impl Survey {
         for some in paths.chunks(NODES_A_REQUEST) {
             let nodes = call::ask_until_answered(session, || session.data_of_each(some)).await?;
             let locks = some.iter().filter_map(|path| metadata::lock_path_of_record(path));
-            // A node that is gone, that this client may not read, or that is no record is left out.
+            // A node is left out if it is gone, if this client may not read it, or if it is not a record.
             records.extend(locks.zip(nodes).filter_map(|(lock, node)| {
                 let (data, stat) = node?;
                 Some((lock, metadata::parse_record(&data, stat.mtime)?))
@@ -156,9 +156,9 @@ impl Survey {
     }
 }
 
-/// Reads the queue of the semaphore at this node. Returns `None` if neither a number of permits nor a member shows that
-/// the node is a semaphore. Also returns `None` if the node is gone, or if this client may not read the node or list
-/// its directories.
+/// Reads the queue of the semaphore at this node. Returns `None` if nothing shows that the node is a semaphore, such as
+/// a number of permits or a permit that is taken. Also returns `None` if the node is gone, or if this client may not
+/// read the node or list its directories.
 async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::ask_until_answered(session, || session.data(node)).await;

@@ -34,8 +34,8 @@ struct AcquireSpans {
 }
 
 impl AcquireTrace {
-    /// Begins the trace. `is_for_several` is true if this acquisition is for a kept node, for which several callers may
-    /// wait. The gauge of waiters then counts each caller instead of this acquisition.
+    /// Begins the trace. `is_for_several` is true if several callers may wait for this acquisition, because its node
+    /// will be kept between uses. The gauge of waiters then counts each of these callers, and not this acquisition.
     pub(crate) fn begin(
         (path, metrics): (&str, &Arc<PathLabel>),
         aim: AcquisitionAim,
@@ -84,8 +84,8 @@ impl Drop for AcquireSpans {
     }
 }
 
-/// Counts a grant. `kind` says how the contender learned of its turn; `"kept"` is a use of a node that was granted
-/// before.
+/// Counts a grant. `kind` says how the contender learned that its turn had come. The kind `"kept"` stands for a use of
+/// a node that was granted before.
 pub(crate) fn count_grant(aim: AcquisitionAim, path: &PathLabel, kind: &'static str) {
     meter::increment_counter(names::GRANTS, Some(path), &[("mode", meter::mode_label(aim)), ("kind", kind)]);
 }

@@ -2,9 +2,9 @@
 //! test `threads/`, a mutex that lets the test decide every switch between threads.
 //!
 //! If a thread panics while it holds a mutex of the standard library, the mutex is poisoned, and returns an error to
-//! every later caller. The library ignores this error, because the protected state is consistent even after a panic:
-//! code that can panic (mostly the user's) runs while no mutex is locked, or under a mutex whose state only that code
-//! uses. So other tasks can go on using the mutex.
+//! every later caller. The library ignores this error, and other tasks go on using the mutex. The protected state is
+//! consistent even after a panic: code that can panic (mostly the user's) runs while no mutex is locked, or under a
+//! mutex whose state no other code uses.
 
 #![allow(dead_code, reason = "what is used depends on the features")]
 

@@ -13,8 +13,8 @@ pub(crate) use tokio::sync::{Notify, mpsc, watch};
 
 pub(crate) use lock::Mutex;
 
-/// Types for state that the whole process shares. They are the standard types in `threads/sync.rs`, too, because the
-/// test `threads/` runs several schedules concurrently in one process.
+/// Types for state that the whole process shares. In `threads/sync.rs`, these types are the standard types, too. The
+/// test `threads/` runs several schedules concurrently in one process, so it cannot control state that they all share.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
