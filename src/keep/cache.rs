@@ -21,12 +21,12 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
 
-/// The newest node that one lock handle and its clones keep in ZooKeeper between uses. An earlier node lives on only
-/// for its last uses.
+/// The newest node that one lock handle and its clones keep in ZooKeeper between uses (acquisitions by this process).
+/// An earlier node is given up when its last use ends.
 pub(crate) struct KeptNodeCache {
     config: Arc<LockConfig>,
     idle: Duration,
-    /// The newest kept node, which may be closed to further uses. New uses join no other node.
+    /// The newest kept node, which may be closed to further uses. A new use joins no other kept node.
     newest: Mutex<Option<Arc<KeptNode>>>,
     /// One flag for each mode, `[READ, WRITE]`. The flag is set when another contender requests a kept node of this
     /// mode before the second use of that node, because the node was then kept for nothing. The next acquisition of
@@ -51,8 +51,8 @@ impl KeptNodeCache {
         used.filter(|used| used.contender().now_if_held().is_some())
     }
 
-    /// Joins the newest kept node, as a running or a waiting use. Refuses the use if this process was forked, there is
-    /// no node, or the node [refuses](UseState::Refused) the use.
+    /// Joins the newest kept node with a new use (an acquisition by this process), which then runs or waits. Refuses
+    /// the use if this process was forked, there is no node, or the node [refuses](UseState::Refused) the use.
     pub(crate) fn join_newest(&self, mode: Mode) -> UseState<KeptNodeUse, PendingUse> {
         if is_forked() {
             return UseState::Refused;
@@ -146,7 +146,8 @@ impl KeptNode {
         }
     }
 
-    /// Starts a use of this node. Returns `None` if the use cannot run now. Does not check whether the node is lost.
+    /// Starts a use (an acquisition by this process) of this node. Returns `None` if the use would have to wait or is
+    /// refused. Does not check whether the node is lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptNodeUse> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref()?);
@@ -172,8 +173,8 @@ impl KeptNode {
 pub(crate) struct KeptNodeUse {
     granted: Arc<GrantedNode>,
     number: u64,
-    /// The span of the use, its part of the gauge of holders, and its task that warns of a long hold. They end with the
-    /// last share. `None` if the use has none of them, or has not started its trace yet.
+    /// What ends with the last share of the use: the span, the part of the gauge of holders, and the task that warns of
+    /// a long hold. `None` if the use has none of them, or has not started its trace yet.
     trace: Option<Arc<HoldTrace>>,
     /// The time limit of the use. `None` without `max_hold`, or if the limit has not started yet.
     limit: Option<Arc<LimitedUse>>,
@@ -199,9 +200,9 @@ impl KeptNodeUse {
         }
     }
 
-    /// Waits until another contender must wait for this node, or until a use of this process waits for the node.
-    /// Returns the name of the contender's node. A waiting use has no node of its own, so the name of the kept node is
-    /// returned for it. Fails if the node is lost or the queue cannot be listed.
+    /// Waits until another contender must wait for this node, or until an acquisition by this process waits for the
+    /// node. Returns the name of the contender's node. A waiting acquisition of this process has no node of its own, so
+    /// the name of the kept node is returned for it. Fails if the node is lost or the queue cannot be listed.
     pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
@@ -211,7 +212,8 @@ impl KeptNodeUse {
         }
     }
 
-    /// Starts the time limit of the use, if uses have one. Stores `trace` if the end of the use must be recorded.
+    /// Starts the time limit of the use if `max_hold` is set. Stores `trace` if the end of the use must be
+    /// recorded.
     pub(crate) fn start_limit_and_trace(&mut self, trace: HoldTrace) {
         self.limit = self.contender().begin_limited_use().map(Arc::new);
         self.trace = trace.has_end_to_record().then(|| Arc::new(trace));
@@ -248,8 +250,8 @@ impl KeptNodeUse {
         self.granted.kept.end_use(self.number, self.contender(), now)
     }
 
-    /// Ends this share of the use. If the node is given up now, waits until the node is gone. If the node was lost,
-    /// ends the share and returns the loss.
+    /// Ends this share of the use. If this gives the node up, waits until the node is gone. If the node was lost, ends
+    /// the share and returns the loss.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let now = self.now_if_held().map_err(Error::Lost)?;
         match self.end_share(|_| now) {
@@ -279,8 +281,9 @@ impl Drop for KeptNodeUse {
     }
 }
 
-/// A use that waits for the grant of a kept node, or for other uses of the node. Dropping this value ends the use. If
-/// it was the only use of a node that is not granted yet, the acquisition of the node is dropped, too.
+/// A use (an acquisition by this process) that waits for the grant of a kept node, or for other uses of the node.
+/// Dropping this value ends the use. If this was the only use of a node that is not granted yet, the acquisition of the
+/// node is dropped, too.
 pub(crate) struct PendingUse {
     /// The node that the use waits for.
     pub(super) kept: Arc<KeptNode>,

@@ -29,9 +29,9 @@ pub(crate) fn poll_tokio_budget(context: &mut Context<'_>) -> Poll<()> {
     if !uses.is_multiple_of(4) { Poll::Ready(()) } else { pin!(tokio::task::consume_budget()).poll(context) }
 }
 
-/// Joins the newest kept node for an attempt (a call of a `try_` method, which must not wait). Returns `None` if the
-/// attempt must enter the queue with a node of its own. Fails with [`Error::WouldBlock`] if other uses of the granted
-/// node exclude the attempt.
+/// Joins the newest kept node for a call of a `try_` method, which must not wait. Returns `None` if the call must enter
+/// the queue with a node of its own. Fails with [`Error::WouldBlock`] if the node is granted, and other acquisitions
+/// that use it exclude this one.
 pub(crate) fn join_without_waiting(
     acquisition: &mut Acquisition,
     cache: &KeptNodeCache,
@@ -120,8 +120,9 @@ async fn wait_for_pending_use(
     }
 }
 
-/// Returns the acquisition of a kept node, which all uses that wait for the node share. The acquisition has no timeout,
-/// because each use has a timeout of its own. A use that times out reads the contenders ahead from `kept.view`.
+/// Returns the acquisition of a kept node. It is shared by all uses (acquisitions by this process) that wait for the
+/// node. It has no timeout, because each use has a timeout of its own. A use that times out reads the contenders ahead
+/// from `kept.view`.
 fn kept_node_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> AcquisitionFuture {
     let options = AcquireOptions { label: first.options.label.clone(), ..AcquireOptions::default() };
     let mut all = Acquisition::new(Arc::clone(&first.config), first.mode, options);
@@ -137,8 +138,8 @@ fn kept_node_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> Acquisiti
     AcquireTrace::instrument(span, Box::pin(work))
 }
 
-/// Starts a use of a kept node: reports the grant to tracing and metrics, and starts the time limit and the trace of
-/// the use.
+/// Starts a use of a kept node (an acquisition by this process): reports the grant to tracing and metrics, and starts
+/// the time limit and the trace of the use.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptNodeUse) -> KeptNodeUse {
     trace::count_grant(acquisition.aim(), used.contender().node().path_label(), "kept");
     acquisition.trace.record_span_field("sequence", used.contender().node_name().sequence());

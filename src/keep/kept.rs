@@ -29,7 +29,8 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
-/// The acquisition of a kept node. The uses that wait for the node poll this future, one at a time.
+/// The future that acquires a kept node. All uses (acquisitions by this process) that wait for the node poll this
+/// future, one at a time.
 pub(crate) type AcquisitionFuture = Pin<Box<dyn Future<Output = Result<Arc<Contender>, Error>> + Send>>;
 
 /// A kept node, from the start of its acquisition. Uses of the node run one after the other, or, if all of them read,
@@ -50,8 +51,8 @@ pub(crate) struct KeptNode {
     /// The last listing of the queue by the acquisition, cleared when the acquisition ends. It names the contenders
     /// ahead for timeout errors and `on_wait` listeners.
     pub(super) view: Arc<QueueView>,
-    /// Notified when a use begins to wait. A task clones this `Arc`, so it can await a notification without owning the
-    /// node.
+    /// Notified when a use (an acquisition by this process) begins to wait for the node. A task clones this `Arc`, so
+    /// it can await a notification without owning the node.
     pub(super) crowded: Arc<Notify>,
 }
 
@@ -60,13 +61,13 @@ pub(super) struct KeptState {
     /// The acquisition, until it ends or is dropped. A use takes the acquisition out for each poll, because the state
     /// must not be locked then: the poll may wake another use, and that use may be polled on the same thread.
     pub(super) work: Option<AcquisitionFuture>,
-    /// Set by a use that wanted to poll the acquisition while another use polled it. The other use then polls the
-    /// acquisition once more.
+    /// Set by a waiting use (an acquisition by this process) that wanted to poll `work` while another use polled it.
+    /// The other use then polls `work` once more.
     is_wanted: bool,
     /// The granted node, from the grant until the node is given up.
     pub(super) granted: Option<Arc<GrantedNode>>,
-    /// The time of the latest end of a use, on the clock of the lease. Until a use has ended, this is the time of the
-    /// grant.
+    /// The time, on the clock of the lease, at which the latest use (an acquisition by this process) ended. Until a use
+    /// has ended, this is the time of the grant.
     used: Moment,
     /// The reason of the first call of [`KeptState::close`].
     why: Option<GiveUpReason>,
@@ -83,7 +84,7 @@ pub(super) struct GrantedNode {
     pub(super) hold: Arc<Contender>,
 }
 
-/// Why a node is given up.
+/// Why a kept node is given up, which removes the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GiveUpReason {
     /// A contender has requested that kept nodes be given up, may have done so, or waits behind the node.
@@ -122,8 +123,8 @@ impl GiveUpReason {
     }
 }
 
-/// A `KeptNode` is the waker of its own acquisition. This waker wakes all waiting uses, because each of them can poll
-/// the acquisition.
+/// A `KeptNode` is the waker of its own acquisition. This waker wakes all uses (acquisitions by this process) that wait
+/// for the node, because each of them can poll the node's acquisition.
 impl Wake for KeptNode {
     fn wake(self: Arc<Self>) {
         let wakers = self.state.lock().uses.wakers();
@@ -161,8 +162,9 @@ impl KeptNode {
         })
     }
 
-    /// Polls the acquisition, unless another use is polling it. Returns whether the acquisition ended in this call.
-    /// Every waiting use calls this function, so a use whose task is not polled does not delay the other uses.
+    /// Polls the node's acquisition, unless another use (an acquisition by this process) is polling it. Returns whether
+    /// the node's acquisition ended in this call. Every use that waits for the node calls this function. So if the task
+    /// of one use is not polled, the other uses are not delayed.
     pub(super) fn poll_acquisition(self: &Arc<Self>) -> bool {
         let waker = Waker::from(Arc::clone(self));
         let answer = loop {
@@ -195,8 +197,8 @@ impl KeptNode {
         true
     }
 
-    /// Stores the granted contender `hold`, and wakes the uses that now run. If the node has no use and must not stay
-    /// idle, gives the node up.
+    /// Stores the granted contender `hold`, and wakes the uses (acquisitions by this process) that now run. If the node
+    /// has no use and must not stay idle, gives the node up.
     fn record_grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
         state.used = hold.lease_now();
@@ -211,8 +213,8 @@ impl KeptNode {
         drop(self.give_up_if_over(state, woken));
     }
 
-    /// Closes the node to further uses, and refuses waiting uses as [`Uses::close`] does. The node is given up when its
-    /// last use ends, or now if it has no use.
+    /// Closes the node to further uses (acquisitions by this process), and refuses waiting uses as [`Uses::close`]
+    /// does. If the node has no use, gives it up now. Otherwise it is given up when its last use ends.
     pub(crate) fn give_up(&self, why: GiveUpReason) {
         let mut state = self.state.lock();
         let woken = state.close(why);
@@ -234,8 +236,8 @@ impl KeptNode {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// Returns the kept node as the blocker of a use that waits for other uses of the node. Returns no blocker if the
-    /// node is not granted yet or was given up.
+    /// Returns the kept node as the blocker of an acquisition by this process that waits until other acquisitions have
+    /// used the node. Returns no blocker if the node is not granted yet or was given up.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.granted_contender();
         hold.map(|it| lock_paths::blockers_from_holder(&it.node_name(), it.node_data(), it.node().token()))
@@ -253,7 +255,8 @@ impl KeptNode {
         self.state.lock().uses.len()
     }
 
-    /// Waits until a use of this process waits for the node. Returns immediately if the `KeptNode` is already dropped.
+    /// Waits until an acquisition by this process waits for the node. Returns immediately if the `KeptNode` is already
+    /// dropped.
     pub(super) async fn until_a_use_waits(kept: &Weak<KeptNode>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
@@ -364,8 +367,8 @@ impl KeptNode {
 }
 
 impl KeptState {
-    /// Closes the node to further uses. Keeps the reason of an earlier call. Returns the wakers of the uses that are
-    /// refused.
+    /// Closes the node to further uses (acquisitions by this process). If the node was closed before, keeps the reason
+    /// of that earlier call. Returns the wakers of the uses that are refused.
     fn close(&mut self, why: GiveUpReason) -> Vec<Waker> {
         self.why.get_or_insert(why);
         if !self.uses.is_closed && !self.uses.is_idle() {
@@ -384,8 +387,8 @@ impl KeptState {
     }
 }
 
-/// Calls the wakers of waiting uses. The caller must not have locked the state of a kept node, because a waker may poll
-/// a use inside this call.
+/// Calls the wakers of the uses (acquisitions by this process) that wait for a kept node. The caller must not have
+/// locked the state of a kept node, because a waker may poll a use inside this call.
 pub(super) fn wake_all(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
@@ -442,8 +445,8 @@ async fn wait_for_contention(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) 
 
 /// Logs a warning if the first waiting use has waited for other uses of this node for `warn_waiting`. Never returns.
 async fn warn_of_long_waits(kept: &Weak<KeptNode>, session: &Arc<dyn Session>) -> Infallible {
-    // Uses have no timers of their own, because millions of uses may begin in a second. This task checks the first waiting use in
-    // intervals instead.
+    // A waiting use has no timer of its own, because millions of uses may begin in a second. This task checks the first
+    // waiting use in intervals instead.
     let (mut first, mut checks) = (None, 0);
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // While no use waits, the task has no timer and stays asleep.

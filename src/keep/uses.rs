@@ -21,7 +21,8 @@ use std::collections::BTreeMap;
 
 use crate::queue::mode::Mode;
 
-/// The uses of one kept node. `W` is the type of the wakers of waiting uses.
+/// The uses of one kept node: the acquisitions by this process that share the node. `W` is the type of the wakers of
+/// waiting uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses<W> {
     pub(super) mode: Mode,
@@ -62,7 +63,8 @@ impl<W: Clone> Uses<W> {
         Uses { mode, is_granted: false, is_closed: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
-    /// Adds a use of this mode, unless the use is refused. Returns the id of the use, and whether the use runs or waits.
+    /// Adds a use (an acquisition by this process) of this mode, unless the use is refused. Returns the id of the use,
+    /// and whether the use runs or waits.
     pub(crate) fn join(&mut self, mode: Mode) -> UseState<u64, u64> {
         if self.is_closed || (mode == Mode::Write && self.mode == Mode::Read) {
             return UseState::Refused;
@@ -76,8 +78,8 @@ impl<W: Clone> Uses<W> {
         UseState::Waits(number)
     }
 
-    /// Adds a running use of this mode, and returns its id. Returns `None` and adds nothing if the use is refused or
-    /// would have to wait.
+    /// Adds a running use (an acquisition by this process) of this mode, and returns its id. If the use is refused or
+    /// would have to wait, adds nothing and returns `None`.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
         let may_run_beside = self.is_granted && self.waiting.is_empty() && may_run_beside(&self.running, mode);
@@ -113,7 +115,8 @@ impl<W: Clone> Uses<W> {
         self.admit_waiting()
     }
 
-    /// Closes the node to further uses, and refuses waiting uses. Returns the wakers of the refused uses.
+    /// Closes the node to further uses (acquisitions by this process), and refuses waiting uses. Returns the wakers of
+    /// the refused uses.
     pub(crate) fn close(&mut self) -> Vec<W> {
         self.is_closed = true;
         // Before the grant, some waiting uses stay, so that the acquired node has a use: the reads ahead of the first
@@ -219,15 +222,15 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// Returns the index in `running` of the use with this id. Searches from the end, because the latest use often ends
-    /// first.
+    /// Returns the index in `running` of the use with this id. Searches from the end, because the use that began last
+    /// often ends first.
     fn running_index(&self, number: u64) -> Option<usize> {
         self.running.iter().rposition(|it| it.number == number)
     }
 }
 
-/// Returns whether a use of this mode may run together with the running uses. A write runs alone, so checking the first running
-/// use is enough.
+/// Returns whether a use of this mode may run together with the running uses. A write runs alone, so it is enough to
+/// check the first running use.
 fn may_run_beside(running: &[RunningUse], mode: Mode) -> bool {
     running.first().is_none_or(|first| !first.mode.excludes(mode))
 }

@@ -390,7 +390,7 @@ impl Semaphore {
     /// is limited by the session timeout, or by [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// Dropping the future changes nothing, because the call only reads.
     ///
     /// # Errors
     /// [`Error::Permits`] if neither the ensemble nor this handle has a number of permits, or if the path is used for
@@ -453,7 +453,7 @@ impl Semaphore {
     /// Reads how many permits the semaphore has. Returns `None` if no number is set yet.
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// Dropping the future changes nothing, because the call only reads.
     ///
     /// # Errors
     /// [`Error::Permits`] if the path is used for something else than a semaphore. For other errors see [`Error`].

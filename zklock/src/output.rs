@@ -16,7 +16,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
-/// The number of texts for standard error that can be queued. A text that finds the queue full is dropped.
+/// The number of texts for standard error that can be queued. If the queue is full, a further text is dropped.
 const UNREAD_MAX: usize = 1000;
 
 /// The longest wait of [`print_message`] and [`finish_messages`]. It is short, because the wait blocks the thread that

@@ -286,7 +286,7 @@ impl Leadership {
     /// [term](Leader::term) with each message to the leader, and let the leader refuse the number of another term.
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// Dropping the future changes nothing, because the call only reads.
     ///
     /// # Errors
     /// The errors of [`RwLock::queue`], and [`Error::PermissionDenied`] if the leader's node may not be read.

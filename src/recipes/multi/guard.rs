@@ -28,8 +28,8 @@ fn lost_error((path, why): (&str, Loss)) -> Error {
     Error::Lost(why).with_lock_path(path)
 }
 
-/// Returns the output of the first future that is ready. If several are ready at one poll, the earliest in the list
-/// counts. Never returns if the list is empty.
+/// Returns the output of the first future that is ready. If several are ready at the same poll, returns the output of
+/// the one that comes first in the list. Never returns if the list is empty.
 async fn first_ready<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
@@ -274,7 +274,7 @@ impl MultiGuard {
     /// guard.
     ///
     /// # Cancel safety
-    /// Only reads.
+    /// Dropping the future changes nothing, because the call only reads.
     ///
     /// # Errors
     /// [`Error::OneOfMany`] with [`Error::Lost`] if a lock is lost. [`Error::PermissionDenied`] if the node may not be

@@ -39,8 +39,8 @@ pub(crate) enum ExpectedWord {
     Command(usize),
 }
 
-/// Returns the kind of word that can stand at the cursor, which is at the end of the last of `words`. The first word is
-/// the name of the program. `program` must be built (`clap::Command::build`).
+/// Returns the kind of word that can stand at the cursor. The cursor is at the end of the last of `words`, and the
+/// first of `words` is the name of the program. `program` must be built (`clap::Command::build`).
 pub(crate) fn expected_word(program: &Command, words: &[String]) -> ExpectedWord {
     let Some((current, before)) = words.split_last() else { return ExpectedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());

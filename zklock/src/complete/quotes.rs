@@ -70,8 +70,8 @@ pub(crate) fn unquote_bash(word: &str) -> String {
     parse_quotes(word).0
 }
 
-/// Returns the word without its quotes, the quotes that are open at its end, and the index after the mark that opened
-/// the last quotes in the word.
+/// Returns the word without its quotes, the kind of quotes that are open at its end, and an index: where the text after
+/// the last opening quote begins.
 fn parse_quotes(word: &str) -> (String, OpenQuote, usize) {
     let (mut text, mut quote, mut quoted_from) = (String::new(), OpenQuote::None, 0);
     let mut rest = word;

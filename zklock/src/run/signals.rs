@@ -2,8 +2,8 @@
 //! was ignored when zklock was started stays ignored.
 //!
 //! zklock may be started with blocked signals, because a program inherits the signal mask of the program that starts
-//! it. A blocked signal could not end zklock, so zklock unblocks all. While zklock starts the command, it sets the
-//! inherited mask again, so that the command inherits the same mask.
+//! it. A blocked signal could not end zklock, so zklock unblocks all signals. When it starts the command, it sets the
+//! inherited mask again for that time, so that the command inherits the same mask.
 
 #[cfg(target_os = "linux")]
 use std::thread;
