@@ -55,12 +55,12 @@ pub(crate) fn join_without_waiting(
     Ok(None)
 }
 
-/// Waits until a use of a kept node runs, or until the deadline. Returns `None` if this acquisition must enter the
-/// queue with a node of its own:
-/// - if the next acquisition of this mode must keep no node, because another contender requested the last kept node
-///   before the second use of that node,
-/// - if this is a write, and the kept node that it waited for has refused it, or
-/// - if the process was forked.
+/// Waits until a use of a kept node (an acquisition by this process) runs, or until the deadline. Returns `None` if
+/// this acquisition must enter the queue with a node of its own. There are three such cases:
+/// - The next acquisition of this mode must keep no node, because another contender requested the last kept node before
+///   the second use of that node.
+/// - This acquisition is a write, and the kept node that it waited for has refused it.
+/// - The process was forked.
 pub(crate) async fn wait_for_use(
     acquisition: &mut Acquisition,
     cache: &KeptNodeCache,

@@ -58,8 +58,9 @@ pub(crate) struct KeptNode {
 
 pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
-    /// The acquisition, until it ends or is dropped. A use takes the acquisition out for each poll, because the state
-    /// must not be locked then: the poll may wake another use, and that use may be polled on the same thread.
+    /// The future that acquires the node, until it ends or is dropped. A use (an acquisition by this process) takes the
+    /// future out for each poll, because the state must not be locked during the poll. The poll may wake another use,
+    /// and that use may be polled on the same thread.
     pub(super) work: Option<AcquisitionFuture>,
     /// Set by a waiting use (an acquisition by this process) that wanted to poll `work` while another use polled it.
     /// The other use then polls `work` once more.
@@ -97,8 +98,8 @@ pub(crate) enum GiveUpReason {
     /// An acquisition of this process cannot use the node, for example because the node does not cover the mode, or
     /// because the acquisition is that of a `MultiLock`, which uses no kept nodes.
     Replaced,
-    /// A write under the node may still be carried out, a downgrade may be half done, or the process has no watch that
-    /// reports requests of other contenders for the node.
+    /// A write under the node may still be carried out, or a downgrade may be half done. Or the process has no watch
+    /// that reports requests of other contenders for the node.
     Unsure,
 }
 

@@ -229,20 +229,23 @@ impl RwLockBuilder {
     /// the lock, acquiring the lock again costs no request. Default: each use has a node of its own, which is removed
     /// with the guard.
     ///
-    /// When the last guard on a node is dropped, the node stays. The next acquisition of this handle or its clones that
-    /// the node covers is granted immediately: a READ node covers reads, a WRITE node covers writes and reads. The uses
-    /// of one node follow the rules of the lock among themselves, first come first served. The node is given up
+    /// When the last guard on a node is dropped, the node stays. The next acquisition of this handle or its clones is
+    /// granted immediately if the node covers the mode of the acquisition: a READ node covers reads, a WRITE node
+    /// covers writes and reads. The acquisitions that use one node follow the rules of the lock among themselves, first
+    /// come first served. The node is given up
     ///
-    /// - when another contender asks for the lock: immediately if the node is idle, or else after the uses that run. Once
-    ///   a contender has asked, no further use joins the node, and a later acquisition queues up behind that contender;
+    /// - when another contender asks for the lock: immediately if the node is idle, or else after the uses that run.
+    ///   Once a contender has asked, no further acquisition joins the node. A later acquisition queues up behind that
+    ///   contender;
     /// - when the node was idle for `idle`, and when the last clone of the handle is dropped;
     /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
-    /// A waiting contender asks in one request, whatever its own options are, and needs the permission to write the
-    /// lock's directory. Without that permission, the contender logs this once, and waits until the node was idle for
-    /// `idle`, or until the process that keeps the node checks the queue. These checks come in intervals of `idle`, but
-    /// at least 30 s and at most ten minutes apart. A `try_` method does not ask. To take a lock that others keep, use
-    /// a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask) first.
+    /// A waiting contender asks in one request, whatever its own options are. For this request it needs the permission
+    /// to write the lock's directory. Without that permission, the contender logs this once. Then it waits until the
+    /// node was idle for `idle`, or until the process that keeps the node lists the queue and finds the contender. This
+    /// process lists the queue in intervals of `idle`, but at least 30 s and at most ten minutes apart. A `try_` method
+    /// does not ask. To take a lock that others keep, use a [timeout](crate::Acquire::timeout), or [ask](RwLock::ask)
+    /// first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](crate::ReadGuard::release) waits for nothing while the node is kept.

@@ -31,7 +31,7 @@ pub(crate) const PLACE_LOST: u8 = 76;
 pub(crate) const NO_PERMISSION: u8 = 77;
 /// The command cannot be executed, for example because its file is no program. Shells and env(1) use the same code.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// There is no such command. Shells and env(1) use the same code.
+/// The command does not exist. Shells and env(1) use the same code.
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
 /// A failure: a message for people, which may be empty, and an exit code for scripts.

@@ -134,10 +134,10 @@ impl ValueNode {
         }
     }
 
-    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace: the
-    /// node's present state if this holder wrote that state, or else `before`. If another client has written the node
-    /// since `before`, the version check then refuses the next commit. Fails if the lock is lost, the node cannot be
-    /// read, or another client has deleted the node and created it again.
+    /// After a commit whose outcome is unknown, returns the state that this holder's next commit may replace. If this
+    /// holder wrote the node's present state, returns the present state. Otherwise returns `before`: if another client
+    /// has written the node since `before`, the version check then refuses the next commit. Fails if the lock is lost,
+    /// the node cannot be read, or another client has deleted the node and created it again.
     pub(crate) async fn base_after_unknown_commit(
         &self,
         hold: &Contender,

@@ -35,8 +35,8 @@ const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct SharedState<T> {
-    /// Dropping this sender stops the [`ValueFollower`] of the node. The field stands first, so it is dropped first, and the
-    /// follower's watch and session slot are released before the coordinator.
+    /// Dropping this sender stops the [`ValueFollower`] of the node. The fields are dropped in their order, and this
+    /// field stands first. So the follower's watch and session slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
     /// The copy of the node. The follower owns another pointer to the copy, and updates it.
     pub(super) known: Arc<watch::Sender<LocalCopy>>,
@@ -83,8 +83,8 @@ impl<T> SharedState<T> {
 
     /// Returns the value that an earlier read found under the same kept node. Clients that use the lock cannot have
     /// changed the value since then. A write by a client without the lock is not noticed. Returns `None` if there is no
-    /// such value, if this process has sent a transaction under the node since that read, or if such a transaction may
-    /// still be carried out.
+    /// such value, or if this process has sent a transaction under the node since that read. Also returns `None` if an
+    /// earlier transaction under the node may still be carried out.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let node = guard.held.node();
         let writes = node.writes_if_settled().filter(|_| guard.is_kept())?;

@@ -194,7 +194,7 @@ async fn acquire(
     Ok(guard)
 }
 
-/// Returns the words for the goal of the wait, such as "to read". The message about the wait contains them.
+/// Returns the words that the message about the wait uses for the goal, such as "to read".
 fn goal_words(run: &RunArguments) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",

@@ -206,9 +206,9 @@ struct QueueLook {
     /// The names that the directory showed when its watch was armed, before the queue was read. `None` if the watch
     /// could not be armed, usually because there was no directory.
     shown: Option<BTreeSet<String>>,
-    /// The highest sequence number of the contenders in the queue. If the queue is empty, this is -1 without a
-    /// directory, and otherwise the number of the previous look. `None` if that number is not known either.
-    /// [`Change::between`] may raise this number.
+    /// The highest sequence number of the contenders in the queue. If the queue is empty, this is -1 if there is no
+    /// directory, and otherwise the number of the previous look. `None` if the number of the previous look is not known
+    /// either. [`Change::between`] may raise this number.
     newest: Option<i64>,
 }
 

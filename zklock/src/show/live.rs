@@ -24,7 +24,7 @@ use crate::terminal;
 /// The longest time between two drawings of the screen. It is short, because the screen shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);
 
-/// If ZooKeeper has not answered for this time, zklock says so.
+/// zklock prints a message if ZooKeeper has not answered for this time.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
 /// The last second of the year 9999, in seconds since 1970. RFC 3339 has no later times.
