@@ -208,7 +208,7 @@ struct QueueLook {
     shown: Option<BTreeSet<String>>,
     /// The highest sequence number of the contenders in the queue. If the queue is empty, this is -1 if there is no
     /// directory, and otherwise the number of the previous look. `None` if the number of the previous look is not known
-    /// either. [`Change::between`] may raise this number.
+    /// either. [`QueueChange::between`] may raise this number.
     newest: Option<i64>,
 }
 
