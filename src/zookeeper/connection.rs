@@ -45,7 +45,7 @@ const KEEPS_WRITES_FOR: u32 = 10;
 /// For how long a server that disagrees with its leader is avoided.
 const DISAGREES_FOR: Duration = Duration::from_secs(600);
 
-/// How often a client that knows only one address may leave its server within [`DISAGREES_FOR`]. NodeRemoval helps even
+/// How often a client that knows only one address may leave its server within [`DISAGREES_FOR`]. To leave helps even
 /// then, because several servers may share the address, and the next connection may reach another server.
 const LEAVES_OF_ONE: u32 = 3;
 
