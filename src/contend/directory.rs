@@ -76,7 +76,7 @@ pub(crate) fn request_kept_nodes(
             None => Err(Failure::Unknown(String::new())),
         };
         let answer = match answer {
-            Err(Failure::Unknown(_)) => rewrite_directory_data(&session, &path, seen.map(|stat| stat.version)).await,
+            Err(Failure::Unknown(_)) => rewrite_directory_data(&session, &path, seen).await,
             answer => answer,
         };
         match answer {
@@ -90,15 +90,16 @@ pub(crate) fn request_kept_nodes(
 }
 
 /// Reads the directory's data, and writes the same data again, which fires the watches of the processes that keep
-/// nodes. Writes nothing if `seen` is given and the directory has another version.
+/// nodes. Writes nothing if `seen` is given and the directory has another version. Also writes nothing if the directory is
+/// another one, which was created after `seen`, because its nodes are not the ones that were to be given up.
 pub(crate) async fn rewrite_directory_data(
     session: &Arc<dyn Session>,
     directory: &str,
-    seen: Option<i32>,
+    seen: Option<Stat>,
 ) -> Result<(), Failure> {
     let ask = || async {
         let (data, stat) = session.data(directory).await?;
-        if seen.is_some_and(|seen| seen != stat.version) {
+        if seen.is_some_and(|seen| (seen.czxid, seen.version) != (stat.czxid, stat.version)) {
             return Ok(());
         }
         write_directory_data(session, directory, data, stat.version).await

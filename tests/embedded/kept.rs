@@ -249,6 +249,30 @@ fn an_ask_does_not_change_the_directorys_data() {
     assert_eq!(node.data, b"what an application keeps there");
 }
 
+/// The ask is carried out, its answer is lost, and the waiter gives up. Until its session is connected again, the directory is
+/// deleted and made anew. The new directory has the version that the old one had before the ask.
+#[test]
+fn a_lost_ask_is_not_repeated_in_a_directory_made_anew() {
+    let zk = Memory::new();
+    let (kept, wired) = (keeping(&zk), Wired::new(zk.connect()));
+    drop((read(&kept), read(&kept)));
+    let other = plain(&wired);
+    let mut waiter = writing(&other);
+    wired.stall();
+    assert_pending!(waiter.poll());
+    assert!(wired.deliver() && wired.deliver() && !wired.has_requests(), "expected a create and a listing");
+    assert_pending!(waiter.poll());
+    drop(waiter);
+    wired.cut(4);
+    assert_nothing_left(&zk);
+
+    zk.faults().reap_containers();
+    drop((read(&kept), read(&kept)));
+    wired.flow();
+    wired.memory.faults().heal();
+    assert_eq!(line(&zk), [Mode::Read], "a node was given up for which nobody has asked");
+}
+
 #[test]
 fn a_waiter_asks_its_own_session_and_the_others() {
     let zk = Memory::new();
