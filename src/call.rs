@@ -240,8 +240,8 @@ pub(crate) async fn within_session_timeout<T>(
 
 /// Calls `ask`, which sends a request, and calls it again while the outcome of the request is unknown, as
 /// [`retry::repeat_until_known`] does. If the outcome is still unknown after a session timeout, fails with
-/// [`Failure::Unreachable`]. The wait is longer if this process was stopped meanwhile, or if the client is disconnected
-/// after the session timeout: see [`within_unless_stopped`].
+/// [`Failure::Unreachable`]. The wait is longer if this process was stopped meanwhile, or if the client has no connection
+/// when the session timeout has passed: see [`within_unless_stopped`].
 pub(crate) async fn ask_until_answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,

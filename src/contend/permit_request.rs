@@ -97,8 +97,9 @@ impl PermitRequest {
         self.state.read_or_write_number(entry.session(), node, Some(entry)).await.map(drop)
     }
 
-    /// Sends the early read. The caller must have sent its listing of the queue before. A read that was sent before
-    /// that listing may show the permits as they were before the contender became the head (the first) of the queue.
+    /// Sends the reads of the semaphore's permits early: before the answer to the listing of the queue. The caller must
+    /// have sent that listing before. Reads that were sent before the listing may show the permits as they were before
+    /// the contender became the head (the first) of the queue.
     pub(crate) fn send_early_read(&self, entry: &Contender) -> PendingPermitRead {
         let (session, path) = (entry.session(), self.state.config.user_path());
         let (names, number) = (session.children(&self.state.taken), session.data(path));

@@ -138,7 +138,7 @@ pub enum Error {
         path: String,
     },
 
-    /// The sequence numbers of the directory are nearly used up. Let all contenders leave. If the directory is then
+    /// The sequence numbers of the directory are used up. Let all contenders leave. If the directory is then
     /// empty, the next contender restarts the numbers. Or use another path.
     #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
@@ -266,7 +266,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The operation failed for a reason that has no variant of its own. Read the reason, and change what it names.
+    /// The operation failed for a reason that has no variant of its own. The reason says what to change.
     #[error("{operation} {path}: {reason}")]
     Refused {
         /// The operation that was refused, in words.

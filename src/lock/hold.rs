@@ -445,8 +445,8 @@ impl WriteGuard {
     }
 }
 
-/// What a guard owns: a node of its own, or a use of a node that the process keeps for several acquisitions. Several
-/// guards may share one `GuardHold`.
+/// What a guard owns: a contender that only this guard and its [shares](GuardHold::share) use, or one use of a node that
+/// the process keeps for several acquisitions.
 pub(crate) enum GuardHold {
     Alone(Arc<Contender>),
     Kept(KeptNodeUse),

@@ -59,7 +59,7 @@ pub(super) type WatchEvent = (String, Event);
 pub(super) struct CommittedChanges {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
-    /// The keys of the watches to fire, with their events, in the order in which a server reports the changes.
+    /// Each change with the key of the watches that it fires, in the order in which a server reports the changes.
     pub(super) changes: Vec<WatchEvent>,
     /// For each change, in order, the path of the node and the state of the node before the change (`None` if the node
     /// did not exist). A node that was changed twice occurs twice.

@@ -130,8 +130,8 @@ impl SessionStore {
 
     /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
     pub fn record_begin(&self, sent: Moment) {
-        // If the lease had run out, this answer may have renewed it. A later check could then find the lease valid and
-        // miss the loss of a hold, so the loss of every hold is recorded now.
+        // A backend may call this method again. If the lease had run out, this answer may have renewed it. A later check
+        // could then find the lease valid and miss the loss of a hold, so the loss of every hold is recorded now.
         if self.lease.record_begin(sent) {
             self.detect_all_losses();
         }

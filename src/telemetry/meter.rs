@@ -83,7 +83,7 @@ impl GaugeGuard {
     }
 
     /// Called when the lock is granted. Records for how long the acquisition has waited, which is the time since this
-    /// guard was created.
+    /// `GaugeGuard` was created.
     pub(crate) fn record_acquire_wait(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.record_elapsed(names::ACQUIRE_WAIT_SECONDS));

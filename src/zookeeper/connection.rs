@@ -139,7 +139,8 @@ pub struct Attempts {
     begun: usize,
     /// When the last attempt began. `None` before the first attempt, and after a pause between two rounds.
     last: Option<Moment>,
-    /// The address to which the client goes back, because the session may have been stolen from the connection there.
+    /// The address to which the client goes back. The connection there has ended, perhaps because another server took the
+    /// session over when it read the handshake of an abandoned attempt.
     stolen: Option<ConnectTarget>,
     /// Until when a server may still read the handshake of an abandoned attempt, and so steal the session.
     may_steal_until: Moment,

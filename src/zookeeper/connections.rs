@@ -560,8 +560,8 @@ impl SessionConnections {
         if client.session_id().0 != self.session.id().0 {
             return Err(ConnectionEnd::Over(Ending::Replaced));
         }
-        // If the granted timeout is shorter than the lease assumes, the session could end before this client stops to
-        // count as a holder.
+        // If the granted timeout is shorter than the lease assumes, the session could end while this client still counts
+        // as a holder.
         if client.session_timeout() < self.store.lease().timeout() {
             let timeout = client.session_timeout();
             emit!(

@@ -112,8 +112,8 @@ impl Candidate {
     }
 
     /// Schedules a pause before the next campaign, if the last term was short or was lost, or if the campaign failed.
-    /// `lasted` is the length of the term, or zero if the campaign led to no term. `ended` has the loss, if the lock
-    /// was lost.
+    /// Schedules none after a loss that no retry can fix. `lasted` is the length of the term, or zero if the campaign led
+    /// to no term. `ended` has the loss, if the lock was lost.
     fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
         // After a loss for one of these reasons, the next campaign fails with an error that no retry can fix. So no
         // pause is needed.

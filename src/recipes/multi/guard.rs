@@ -269,9 +269,9 @@ impl MultiGuard {
 
     /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// The read is sent on the session of the lock that was granted last. So the read sees everything that an earlier
-    /// holder of one of these locks wrote to ZooKeeper before it released that lock, if that holder excluded this
-    /// guard.
+    /// The read is sent on the session of the lock that was granted last. So the read sees everything that earlier
+    /// holders of these locks wrote to ZooKeeper before they released, except for readers whose locks this guard could
+    /// share.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing, because the call only reads.

@@ -283,7 +283,7 @@ impl NodeState {
         }
     }
 
-    /// Records that the permit has replaced the node, unless the owner has left the node meanwhile. `token` is the
+    /// Records that the permit has replaced the node, unless the owner has given the node up meanwhile. `token` is the
     /// czxid of the permit.
     pub fn record_exchange(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
@@ -465,7 +465,8 @@ impl NodeState {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_)).then_some(&*self.path)
     }
 
-    /// Returns whether the node is in the queue. A permit is outside the queue.
+    /// Returns whether the recorded path is the one of a node in the queue, and not of a permit, which is outside the
+    /// queue. The path stays after the node is gone.
     pub(crate) fn is_in_queue(&self) -> bool {
         self.path.ends_with(self.name.as_str())
     }

@@ -64,8 +64,8 @@ pub(crate) struct ServerReport {
     pub(crate) mode: Option<String>,
     /// The id of the session that the server gave to zklock, if it gave one.
     pub(crate) session: Option<i64>,
-    /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if the server could not
-    /// be read each time.
+    /// The nodes that the server showed in each of the three looks (reads of all nodes). Empty if one of
+    /// the three reads failed.
     pub(crate) looks: Vec<NodeVersions>,
     /// The ids of the sessions that the server knows. `None` if the server does not answer `dump`, or not in the
     /// expected form.
