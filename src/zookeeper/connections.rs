@@ -485,21 +485,23 @@ impl SessionConnections {
                 answer.send(Err(Failure::Diverged { node, server: self.config.address_text(served.target) }));
             return None;
         }
-        // From here on, requests wait for the next connection. So a request that the caller makes after the answer
-        // `Ok(true)` is sent on the next connection.
+        // From here on, requests wait for the next connection.
         let client = self.pipeline.take_client();
-        let _unheard = answer.send(Ok(true));
         served.unready = served.unready.take().or(client);
         let writes = async {
             while served.record.has_open_writes() {
                 sleep(self.granted / 200).await;
             }
         };
-        Some(tokio::select! {
+        let end = tokio::select! {
             biased;
             ended = served.wait_for_end() => ended,
             _ = run_until(sleep(self.granted / 12), writes) => ConnectionEnd::Left,
-        })
+        };
+        // The loss is counted before any other task of this thread runs. So the caller, which takes the connection's
+        // number again after this answer, does not take the number of the connection that was left.
+        let _unheard = answer.send(Ok(true));
+        Some(end)
     }
 
     /// Tries one address after another until a connection has resumed the session. Fails if the session is over, or if
