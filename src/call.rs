@@ -316,22 +316,22 @@ where
 /// Why a piece of work on a session was not done.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(crate) enum WorkError {
+pub(crate) enum SessionWorkError {
     /// A request failed. The work may succeed on another session.
     Failed(#[from] Failure),
     /// The work cannot be done, as the answers to its requests show. Another session would not help.
     Refused(#[from] Error),
 }
 
-impl WorkError {
-    /// Turns [`WorkError::Failed`] into the outer error. After an outer error, [`retry_on_fresh_session`] and
-    /// [`ask_until_answered`] may repeat the work. Turns [`WorkError::Refused`] into the inner error. To these two
-    /// functions, an inner error is an answer, so they do not repeat the work.
-    pub(crate) fn refusal_as_answer<T>(answer: Result<T, WorkError>) -> Result<Result<T, Error>, Failure> {
+impl SessionWorkError {
+    /// Turns [`SessionWorkError::Failed`] into the outer error. After an outer error, [`retry_on_fresh_session`] and
+    /// [`ask_until_answered`] may repeat the work. Turns [`SessionWorkError::Refused`] into the inner error. To these
+    /// two functions, an inner error is an answer, so they do not repeat the work.
+    pub(crate) fn refusal_as_answer<T>(answer: Result<T, SessionWorkError>) -> Result<Result<T, Error>, Failure> {
         match answer {
             Ok(done) => Ok(Ok(done)),
-            Err(WorkError::Refused(error)) => Ok(Err(error)),
-            Err(WorkError::Failed(failure)) => Err(failure),
+            Err(SessionWorkError::Refused(error)) => Ok(Err(error)),
+            Err(SessionWorkError::Failed(failure)) => Err(failure),
         }
     }
 }

@@ -202,12 +202,12 @@ pub mod coordinator {
     pub use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
     pub use crate::session::node::state::{EntryStep, NodeState, Phase};
     pub use crate::session::request::{
-        Created, Denied, Ending, Event, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
+        Created, DeniedRight, Ending, Event, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;
     pub use crate::zookeeper::connection::{
-        AttemptFailure, Attempts, ConnectStep, ConnectTarget, attempt_limit, reconnect_jitter,
+        AttemptFailure, Attempts, ConnectStep, ConnectTarget, attempt_time_limit, new_session_jitter,
     };
     pub use crate::zookeeper::probe::{send_four_letter_word, why_no_session};
     pub use crate::zookeeper::servers::split_connect_string;

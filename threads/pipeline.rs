@@ -182,7 +182,7 @@ mod session {
             running: Arc<()>,
         }
 
-        pub(crate) fn is_forked() -> bool {
+        pub(crate) fn is_in_forked_process() -> bool {
             false
         }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use crate::call::{self, Deadline, SESSION_TRIES, WorkError};
+use crate::call::{self, Deadline, SESSION_TRIES, SessionWorkError};
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::{PendingPermitRead, PermitRequest, SeenPermits};
@@ -23,7 +23,7 @@ use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::member::Blockers;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode::{self, AcquisitionAim, Mode};
-use crate::queue::node_name::{NodeName, Tag};
+use crate::queue::node_name::{AcquisitionTag, NodeName};
 use crate::queue::turn::{self, Grant, IfTaken, Waiter};
 use crate::session::contract::Session;
 use crate::session::node::state::EntryStep;
@@ -259,7 +259,7 @@ impl Acquisition {
             // The tag is the beginning of our node's name. The random part of the tag identifies our node even if the
             // reply to the create is lost. Each try uses another tag, because an earlier try may have created a node
             // that belongs to an earlier session.
-            let tag = Tag::new(dialect, dialect.new_tag(&config.host, keeps, random));
+            let tag = AcquisitionTag::new(dialect, dialect.new_tag(&config.host, keeps, random));
             // The paths of a session's ephemeral nodes may have only a limited number of bytes, because the transaction
             // that ends the session lists them all. So bytes are reserved for the path of the contender's node in the
             // queue and, for a semaphore, the path of its permit node.
@@ -284,26 +284,26 @@ impl Acquisition {
                     }
                     tries = 0;
                 }
-                Err(WorkError::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
+                Err(SessionWorkError::Failed(Failure::Over(_))) if tries < SESSION_TRIES => {
                     follow::until_end_recorded(entry.session()).await;
                 }
-                Err(WorkError::Failed(Failure::NoAuth(lacks))) if entry.remove_own_directories().await => {
+                Err(SessionWorkError::Failed(Failure::NoAuth(lacks))) if entry.remove_own_directories().await => {
                     return Err(Error::own_directory_denied(&config.directory, lacks));
                 }
                 // No create has found the directory, so our node never existed. The error `Evicted`, which
                 // `acquisition_error` returns for a missing node, would be wrong here.
-                Err(WorkError::Failed(failure @ Failure::NoNode)) => {
+                Err(SessionWorkError::Failed(failure @ Failure::NoNode)) => {
                     return Err(Error::from_failure(failure, "enter", &config.directory));
                 }
-                Err(WorkError::Failed(failure)) => return Err(config.acquisition_error(failure)),
-                Err(WorkError::Refused(error)) => return Err(error),
+                Err(SessionWorkError::Failed(failure)) => return Err(config.acquisition_error(failure)),
+                Err(SessionWorkError::Refused(error)) => return Err(error),
             }
         }
     }
 
     /// Creates the node, and lists the directory. If a create fails, the state machine
     /// [`NodeState`](crate::session::node::state::NodeState) decides the next step.
-    async fn create_node_and_list(&self, entry: &Contender) -> Result<ReadsWithCreate, WorkError> {
+    async fn create_node_and_list(&self, entry: &Contender) -> Result<ReadsWithCreate, SessionWorkError> {
         let (mut step, mut early_read) = (EntryStep::Create, None);
         loop {
             step = match step {
@@ -312,7 +312,7 @@ impl Acquisition {
                     // together. If this session already has as many listings of the directory under way as it may have,
                     // the listing is sent later, and `is_sent` is false.
                     entry.send_create();
-                    let rights = retry::check_rights(entry.session(), entry.directory());
+                    let rights = retry::fail_if_rights_wider(entry.session(), entry.directory());
                     let (listing, is_sent) = listing::list_telling_if_sent(entry.session(), entry.directory());
                     let request = self.permits.as_ref().filter(|_| is_sent);
                     early_read = request.map(|request| request.send_early_read(entry));
@@ -543,7 +543,7 @@ impl Acquisition {
                 }
             };
             let has_room = call::within_session_timeout(&self.config.coordinator, session.timeout(), has_room).await?;
-            let ahead = turn::names_ahead_of(&newcomer, &names);
+            let ahead = turn::blocker_names(&newcomer, &names);
             if has_room && ahead.is_empty() {
                 return Ok(session.timeout());
             }
@@ -576,12 +576,12 @@ impl Acquisition {
             let Some(left) = deadline.map(|deadline| deadline.time_left()) else { return pending().await };
             let (ask, look_up) = (ASK_AHEAD.min(left / 5 * 2), LOOK_UP_AHEAD.min(left / 5));
             self.config.coordinator.sleep(left - ask).await;
-            let asked = self.check_contenders_ahead(view);
+            let asked = self.recheck_ahead_at_leader(view);
             let until_look_up = self.config.coordinator.sleep(ask - look_up).map(Ok);
             if let (false, ()) = tokio::try_join!(asked, until_look_up)? {
-                self.check_contenders_ahead(view).await?;
+                self.recheck_ahead_at_leader(view).await?;
             }
-            self.read_blockers(view).await;
+            self.refresh_blockers(view).await;
             pending::<Result<Infallible, Error>>().await
         };
         let late = async {
@@ -601,11 +601,11 @@ impl Acquisition {
     /// not exist, wakes a waiter for permits, which then reads the permits again. If this client's server still lists
     /// that contender, connects to another server first. Asks nothing if the listing fails. Returns `false`, and sends
     /// nothing, if `view` has no listing yet.
-    async fn check_contenders_ahead(&self, view: &QueueView) -> Result<bool, Error> {
+    async fn recheck_ahead_at_leader(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
         let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
         let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
-        let gone = self.config.paths.ask_leader_if_gone(&session, &turn::names_ahead_of(&me, &names)).await;
+        let gone = self.config.paths.ask_leader_if_gone(&session, &turn::blocker_names(&me, &names)).await;
         if gone.map_err(|failure| self.config.acquisition_error(failure))? {
             view.look_again.notify_one();
         }
@@ -621,7 +621,7 @@ impl Acquisition {
 
     /// Lists the queue, and reads the nodes of the first contenders ahead. Stores these contenders in `view`, with the
     /// hosts and labels that could be read. Changes nothing if the listing fails, or if `view` has no listing yet.
-    async fn read_blockers(&self, view: &QueueView) {
+    async fn refresh_blockers(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();
         if let Some(QueueSnapshot { session, me, .. }) = snapshot
             && let Some(names) = self.list_once_connected(&session).await

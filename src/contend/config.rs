@@ -67,11 +67,11 @@ impl LockConfig {
             )));
         }
         let is_known_to_be_none = || !names.iter().any(|name| name == QUEUE || name == PERMITS);
-        if directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number_length(stat.data_length)) {
+        if directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_permit_number_length(stat.data_length)) {
             return Ok(());
         }
         match retry::read_data(session, path, false).await {
-            Ok(Some((data, _))) if matches!(permits::decode_number(&data), Ok(Some(_))) => {
+            Ok(Some((data, _))) if matches!(permits::decode_permit_number(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
             // If the node is missing or has other data, there is no semaphore. If this client may not read the node, it

@@ -13,14 +13,14 @@ use crate::error::error::Error;
 use crate::observe::changes::ObservedHold;
 use crate::observe::trace::HoldTrace;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, PERMITS, PermitRoom};
+use crate::queue::permits::{self, PERMITS, PermitAvailability};
 use crate::queue::{metadata, turn};
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::NodeRemoval;
 use crate::session::node::Node;
 use crate::session::node::state::{EntryStep, HoldDeadline};
-use crate::session::presence::{self, LeaderRecheck, check_operation};
+use crate::session::presence::{self, LeaderRecheck, existence_check};
 use crate::session::removal::{log_removal_failure, remove_node};
 use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, repeat_until_known};
@@ -172,7 +172,7 @@ impl Contender {
             let path = self.child_path(child);
             match repeat_until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
-                    retry::check_rights(session, directory).await?;
+                    retry::fail_if_rights_wider(session, directory).await?;
                     meter::increment_counter(names::RECOVERIES, Some(self.node.path_label()), &[]);
                     emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;
@@ -211,17 +211,17 @@ impl Contender {
     /// place.
     pub(crate) fn limit_each_hold(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
-        node.change(|it| it.state.limits.set_longest(longest));
+        node.change(|it| it.state.limits.set_longest_once(longest));
         let by = Arc::clone(&session);
         by.spawn(Box::pin(remove_after_loss(node, session)));
     }
 
     /// Starts the time limit of one use of a node that the process keeps between uses. `None` if uses have no time
     /// limit.
-    pub(crate) fn begin_limited_use(&self) -> Option<LimitedUse> {
+    pub(crate) fn begin_limited_use(&self) -> Option<UseLimit> {
         let now = self.lease_now();
         let end = self.node().change(|it| it.state.limits.add_deadline(now))?;
-        Some(LimitedUse { node: Arc::clone(self.node()), end })
+        Some(UseLimit { node: Arc::clone(self.node()), end })
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -276,7 +276,7 @@ impl Contender {
     ) -> Result<Vec<usize>, Loss> {
         loop {
             recheck.until_recheck_due().await;
-            let missed = self.failed_checks(others()).await?;
+            let missed = self.find_failed_checks(others()).await?;
             if !missed.is_empty() {
                 return Ok(missed);
             }
@@ -285,9 +285,9 @@ impl Contender {
 
     /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the checks
     /// that surely failed. If our own node is gone, records and returns the loss.
-    pub(crate) async fn failed_checks(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
-        let checks = [vec![check_operation(self.node().path(), None)], others].concat();
-        let missed = presence::failed_checks(self.session(), &checks).await;
+    pub(crate) async fn find_failed_checks(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
+        let checks = [vec![existence_check(self.node().path(), None)], others].concat();
+        let missed = presence::find_failed_checks(self.session(), &checks).await;
         if missed.contains(&0) {
             self.node().record_loss(Loss::Removed);
             return Err(Loss::Removed);
@@ -314,7 +314,7 @@ impl Contender {
     async fn wait_until_contended(&self) -> Result<NodeName, Error> {
         let (mut before, mut pause) = (None, LISTING_PAUSE);
         loop {
-            let first = self.until_waiter_excluded().await?;
+            let first = self.until_waiter_is_excluded().await?;
             if !self.is_of_semaphore() || self.lacks_free_permits_for(&first).await? {
                 return Ok(first);
             }
@@ -335,7 +335,7 @@ impl Contender {
         self.user_path() != &**self.directory()
     }
 
-    async fn until_waiter_excluded(&self) -> Result<NodeName, Error> {
+    async fn until_waiter_is_excluded(&self) -> Result<NodeName, Error> {
         let (session, directory) = (self.session(), self.directory());
         let (mut last_change, mut recheck) = (None::<Moment>, LeaderRecheck::new(session));
         loop {
@@ -397,9 +397,9 @@ impl Contender {
             Err(_) => None,
             Ok(wanted) => wanted,
         };
-        let number = permits::decode_number(&number).ok().flatten();
-        let room = wanted.zip(number).map(|(wanted, number)| permits::find_permit_room(number, &names, wanted));
-        Ok(room != Some(Ok(PermitRoom::Enough)))
+        let number = permits::decode_permit_number(&number).ok().flatten();
+        let room = wanted.zip(number).map(|(wanted, number)| permits::permit_availability(number, &names, wanted));
+        Ok(room != Some(Ok(PermitAvailability::Enough)))
     }
 
     /// Leaves the queue or gives up the hold: marks the node as left, ends the trace, removes the node from the
@@ -408,7 +408,7 @@ impl Contender {
     /// node was lost or left before. Also returns the reply to the deletion. The deletion goes on even if the reply is
     /// dropped. In a forked process, changes and sends nothing, and returns the end of the session as the loss.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
-        if self.node().is_forked() {
+        if self.node().is_in_forked_process() {
             let ending = Ending::Forked;
             return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
@@ -458,7 +458,7 @@ impl Drop for Contender {
     /// answer. In a forked process, removes nothing.
     fn drop(&mut self) {
         let trace = std::mem::take(self.trace.get_mut());
-        if self.node.is_forked() {
+        if self.node.is_in_forked_process() {
             // Ending the trace would need mutexes that a thread of the parent process may have held at the fork.
             return std::mem::forget(trace);
         }
@@ -474,12 +474,12 @@ impl Drop for Contender {
 }
 
 /// The time limit of one use of a node that this process keeps between uses. Dropping this value ends the limit.
-pub(crate) struct LimitedUse {
+pub(crate) struct UseLimit {
     node: Arc<Node>,
     end: HoldDeadline,
 }
 
-impl Drop for LimitedUse {
+impl Drop for UseLimit {
     fn drop(&mut self) {
         self.node.change(|it| it.state.limits.remove_deadline(self.end));
     }

@@ -59,7 +59,7 @@ pub(crate) async fn make_directories(
 ///
 /// If the write fails, logs a warning, unless one was logged before (`has_warned`), or the directory is gone, or the
 /// session is over.
-pub(crate) fn request_kept_nodes(
+pub(crate) fn ask_keepers_in_background(
     directory: &Arc<str>,
     has_warned: &Arc<AtomicBool>,
     session: &Arc<dyn Session>,

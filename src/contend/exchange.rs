@@ -9,7 +9,7 @@ use crate::contend::contender::Contender;
 use crate::error::error::Error;
 use crate::queue::node_name::NodeName;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{exists_at_leader, pause_if_leader_has};
+use crate::session::presence::{await_retry_if_leader_has, exists_at_leader};
 use crate::session::request::{Failure, Kind, Loss, Operation, parent_path};
 use crate::session::retry::RetryLimit;
 
@@ -149,7 +149,7 @@ impl Contender {
             }
             // Our node is gone, and our server, which may lag behind, does not show the new node. If a try may have
             // created the new node, the ensemble's leader is asked.
-            if !may_be_done || !pause_if_leader_has(session, to, &mut denials).await? {
+            if !may_be_done || !await_retry_if_leader_has(session, to, &mut denials).await? {
                 node.end_replacement(NodeState::record_not_replaced);
                 node.record_loss(Loss::Removed);
                 return Err(Failure::NoNode);

@@ -18,18 +18,18 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::call::{self, WorkError};
+use crate::call::{self, SessionWorkError};
 use crate::contend::contender::Contender;
 use crate::contend::semaphore::{SemaphoreState, TAKE};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, PermitRoom};
+use crate::queue::permits::{self, PermitAvailability};
 use crate::queue::turn::Grant;
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{self, LeaderRecheck, check_operation};
+use crate::session::presence::{self, LeaderRecheck, existence_check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, RetryLimit};
 use crate::sync::atomic::Ordering;
@@ -82,8 +82,10 @@ impl PermitRequest {
                 match self.state.read_or_write_number(&session, node, None).await {
                     // The semaphore's node is missing. The acquisition creates the node when it enters the queue, and
                     // checks the number of permits afterwards.
-                    Err(WorkError::Failed(Failure::NoNode)) => Ok(Ok(())),
-                    agreed => WorkError::refusal_as_answer(agreed).map(|agreed| self.fail_if_too_many(agreed?.0)),
+                    Err(SessionWorkError::Failed(Failure::NoNode)) => Ok(Ok(())),
+                    agreed => {
+                        SessionWorkError::refusal_as_answer(agreed).map(|agreed| self.fail_if_too_many(agreed?.0))
+                    }
                 }
             });
         checked.await?
@@ -92,7 +94,7 @@ impl PermitRequest {
     /// Creates the semaphore's node if it is missing, and writes the number of permits if the node has none. Called
     /// before the acquisition creates the directory of the queue below that node. Fails if the node at the path must
     /// not become a semaphore's.
-    pub(crate) async fn create_semaphore_node(&self, entry: &Contender) -> Result<(), WorkError> {
+    pub(crate) async fn create_semaphore_node(&self, entry: &Contender) -> Result<(), SessionWorkError> {
         let node = retry::read_data(entry.session(), self.state.config.user_path(), true).await?;
         self.state.read_or_write_number(entry.session(), node, Some(entry)).await.map(drop)
     }
@@ -128,7 +130,7 @@ impl PermitRequest {
         &self,
         entry: &Contender,
         sent: Option<PendingPermitRead>,
-    ) -> Result<Option<Box<SeenPermits>>, WorkError> {
+    ) -> Result<Option<Box<SeenPermits>>, SessionWorkError> {
         let Some(PendingPermitRead { names, number, children }) = sent else { return Ok(None) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
@@ -138,7 +140,7 @@ impl PermitRequest {
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(None),
             Err(failure) => return Err(failure.into()),
         };
-        let had_number = permits::decode_number(&node.0).is_ok_and(|number| number.is_some());
+        let had_number = permits::decode_permit_number(&node.0).is_ok_and(|number| number.is_some());
         let (number, version) = self.state.read_or_write_number(entry.session(), Some(node), None).await?;
         self.fail_if_too_many(number)?;
         if let Some(Ok(children)) = children.filter(|_| had_number) {
@@ -158,7 +160,7 @@ impl PermitRequest {
         entry: &Contender,
         must_not_wait: bool,
         queue_view: Option<&QueueView>,
-    ) -> Result<Grant, WorkError> {
+    ) -> Result<Grant, SessionWorkError> {
         let (session, paths) = (entry.session(), &self.state.config.paths);
         let mut head = QueueHead::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
@@ -167,22 +169,24 @@ impl PermitRequest {
                 Some(now) => *now,
                 None => head.read_permits().await?,
             };
-            match permits::find_permit_room(now.number, &now.names, self.count) {
+            match permits::permit_availability(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit")).into()),
-                Ok(PermitRoom::Never) => return Err(self.state.too_few_permits_error(self.count, now.number).into()),
-                Ok(PermitRoom::Enough) => {
+                Ok(PermitAvailability::Never) => {
+                    return Err(self.state.too_few_permits_error(self.count, now.number).into());
+                }
+                Ok(PermitAvailability::Enough) => {
                     self.state.ensure_no_lock(session, None).await?;
-                    self.state.check_rights(session).await?;
+                    self.state.fail_if_rights_wider(session).await?;
                     if head.try_exchange(self.count, now.version).await? {
                         return Ok(grant);
                     }
                 }
-                Ok(PermitRoom::Short) if must_not_wait && !paths.ask_leader_if_gone(session, &[]).await? => {
+                Ok(PermitAvailability::Short) if must_not_wait && !paths.ask_leader_if_gone(session, &[]).await? => {
                     let me = &*entry.node_name();
                     let only_me = [me.as_str().to_owned()];
                     return Err(Error::WouldBlock { blockers: paths.read_blockers(session, &only_me, me).await }.into());
                 }
-                Ok(PermitRoom::Short) => {
+                Ok(PermitAvailability::Short) => {
                     grant = Grant::Look;
                     if !must_not_wait {
                         head.wait_for_change(&now, queue_view).await?;
@@ -222,13 +226,13 @@ impl<'a> QueueHead<'a> {
             Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child_path(&name).into()),
             _ => None,
         };
-        let connection = entry.node().read(NodeState::create_connection);
+        let connection = entry.node().read(NodeState::connection_of_create);
         QueueHead { state, entry, connection, number: None, names: None, signal, refused: None, rounds: 0 }
     }
 
     /// Exchanges the node in the queue for a permit node. Returns `false` if the caller must read the permits again.
     /// `version` is the expected version of the semaphore's node.
-    async fn try_exchange(&mut self, count: u32, version: i32) -> Result<bool, WorkError> {
+    async fn try_exchange(&mut self, count: u32, version: i32) -> Result<bool, SessionWorkError> {
         let (entry, session) = (self.entry, self.entry.session());
         let SemaphoreState { config, taken, .. } = self.state;
         let to = format!("{taken}/{}", permits::permit_node_name(&entry.node().tag().to_string(), count));
@@ -240,7 +244,7 @@ impl<'a> QueueHead<'a> {
                 presence::leave_server(session, self.connection, config.user_path()).await?;
             }
             Err(Failure::BadVersion) => {}
-            Err(Failure::NoParent(_)) => make_directory(session, taken, &mut self.rounds).await?,
+            Err(Failure::NoParent(_)) => make_permits_directory(session, taken, &mut self.rounds).await?,
             Err(failure) => return Err(failure.into()),
         }
         // The number of permits may have changed although the watch has not fired yet. So the next round reads it
@@ -251,11 +255,11 @@ impl<'a> QueueHead<'a> {
 
     /// Lists and watches the taken permits, and reads the number of permits unless it is watched. Repeats this until
     /// one round shows both.
-    async fn read_permits(&mut self) -> Result<SeenPermits, WorkError> {
+    async fn read_permits(&mut self) -> Result<SeenPermits, SessionWorkError> {
         let session = Arc::clone(self.entry.session());
         let mut tries = RetryLimit::LOST_ANSWERS;
         loop {
-            match self.try_read(&session).await {
+            match self.read_permits_once(&session).await {
                 Ok(Some((names, node))) => {
                     let (number, version) = match &self.number {
                         Some((number, version, _)) => (*number, *version),
@@ -272,7 +276,7 @@ impl<'a> QueueHead<'a> {
     /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the caller
     /// must read again, for one of three reasons. The connection was lost meanwhile, so that a lagging server may have
     /// replied. The directory of the permits was missing. Or the hand-off is not confirmed.
-    async fn try_read(
+    async fn read_permits_once(
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
@@ -301,7 +305,7 @@ impl<'a> QueueHead<'a> {
                 Ok(self.confirm_signal(&names, queue).await?.then_some((names, node)))
             }
             Err(Failure::NoNode) => {
-                make_directory(session, directory, &mut self.rounds).await?;
+                make_permits_directory(session, directory, &mut self.rounds).await?;
                 Ok(None)
             }
             Err(failure) => Err(failure),
@@ -338,7 +342,11 @@ impl<'a> QueueHead<'a> {
 
     /// Stores the holders in `queue_view`, if there is one. Then waits until a permit may have been released since the
     /// read `now`, or the number of permits may have changed.
-    async fn wait_for_change(&mut self, now: &SeenPermits, queue_view: Option<&QueueView>) -> Result<(), WorkError> {
+    async fn wait_for_change(
+        &mut self,
+        now: &SeenPermits,
+        queue_view: Option<&QueueView>,
+    ) -> Result<(), SessionWorkError> {
         let (session, path, me) = (self.entry.session(), self.state.config.user_path(), &*self.entry.node_name());
         if let Some(view) = queue_view {
             let queued = OptionFuture::from(view.has_listener.then(|| session.children(self.entry.directory()))).await;
@@ -354,8 +362,8 @@ impl<'a> QueueHead<'a> {
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
         let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
-            let holders = now.names.iter().map(|name| check_operation(node(name), None));
-            std::iter::once(check_operation(&**path, Some(now.version))).chain(holders).collect()
+            let holders = now.names.iter().map(|name| existence_check(node(name), None));
+            std::iter::once(existence_check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut recheck = LeaderRecheck::new(session);
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
@@ -382,10 +390,10 @@ impl<'a> QueueHead<'a> {
 
 /// Creates the directory of the permits as a persistent node, like the semaphore's own node. If the leader has the
 /// directory already, this client's server may lag behind, so this function may wait or connect to another server.
-async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
+async fn make_permits_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::repeat_until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
-        Err(Failure::NodeExists) => SemaphoreState::pause_after_disagreement(session, directory, None, rounds).await,
+        Err(Failure::NodeExists) => SemaphoreState::leave_server_or_pause(session, directory, None, rounds).await,
         Err(failure) => Err(failure),
     }
 }

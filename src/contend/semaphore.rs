@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::call::WorkError;
+use crate::call::SessionWorkError;
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
 use crate::contend::directory;
@@ -64,7 +64,7 @@ impl SemaphoreState {
         &self,
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
-    ) -> Result<(), WorkError> {
+    ) -> Result<(), SessionWorkError> {
         for listings in 1.. {
             let names = match children.take() {
                 Some(names) => names,
@@ -88,7 +88,7 @@ impl SemaphoreState {
         &self,
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
-    ) -> Result<(), WorkError> {
+    ) -> Result<(), SessionWorkError> {
         if !self.has_no_lock.load(Ordering::Acquire) {
             self.fail_if_lock_present(session, children).await?;
             self.has_no_lock.store(true, Ordering::Release);
@@ -98,9 +98,9 @@ impl SemaphoreState {
 
     /// If this client refuses ACLs that are wider than its own, fails if the ACL of the semaphore's node or of the
     /// permits' directory is wider. Such an ACL could let other clients change the number of permits or take permits.
-    pub(crate) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
+    pub(crate) async fn fail_if_rights_wider(&self, session: &Arc<dyn Session>) -> Result<(), SessionWorkError> {
         for node in [self.config.user_path(), &self.taken] {
-            match retry::check_rights(session, node).await {
+            match retry::fail_if_rights_wider(session, node).await {
                 Ok(()) | Err(Failure::NoNode) => {}
                 Err(failure) => return Err(failure.into()),
             }
@@ -122,10 +122,10 @@ impl SemaphoreState {
 
     /// Returns the error of an acquisition in the queue that ended with `why`. If a request has failed, and the
     /// contender's node is lost, returns the error of the loss instead.
-    pub(crate) fn acquisition_error(&self, entry: &Contender, why: WorkError) -> Error {
+    pub(crate) fn acquisition_error(&self, entry: &Contender, why: SessionWorkError) -> Error {
         match why {
-            WorkError::Refused(error) => error,
-            WorkError::Failed(failure) => match (entry.detect_loss(), failure) {
+            SessionWorkError::Refused(error) => error,
+            SessionWorkError::Failed(failure) => match (entry.detect_loss(), failure) {
                 (Some(loss), _) => self.config.evicted_error(loss),
                 (None, failure @ (Failure::NoNode | Failure::Over(_))) => self.config.acquisition_error(failure),
                 (None, failure) => Error::from_failure(failure, TAKE, self.config.user_path()),
@@ -214,7 +214,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         mut node: Option<(Vec<u8>, Stat)>,
         maker: Option<&Contender>,
-    ) -> Result<(u32, i32), WorkError> {
+    ) -> Result<(u32, i32), SessionWorkError> {
         let (path, mut rounds) = (self.config.user_path(), 0);
         loop {
             if let Some((data, stat)) = &node
@@ -243,7 +243,7 @@ impl SemaphoreState {
                     }
                 }
             }
-            Self::pause_after_disagreement(session, path, version, &mut rounds).await?;
+            Self::leave_server_or_pause(session, path, version, &mut rounds).await?;
             node = retry::read_data(session, path, version.is_none()).await?;
         }
     }
@@ -259,13 +259,13 @@ impl SemaphoreState {
         node: Option<&(Vec<u8>, Stat)>,
         twin: TwinContent,
         maker: Option<&Contender>,
-    ) -> Result<Option<i32>, WorkError> {
-        let is_unset = node.is_none_or(|(data, _)| permits::decode_number(data) == Ok(None));
+    ) -> Result<Option<i32>, SessionWorkError> {
+        let is_unset = node.is_none_or(|(data, _)| permits::decode_permit_number(data) == Ok(None));
         if is_unset {
             // Until the number is written, contenders of a lock may come, although an earlier listing showed no lock.
             self.has_no_lock.store(false, Ordering::Release);
         }
-        let (path, data) = (self.config.user_path().to_string(), permits::encode_number(number));
+        let (path, data) = (self.config.user_path().to_string(), permits::encode_permit_number(number));
         let twin_path = metadata::twin_path(&path);
         let second = match twin {
             TwinContent::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
@@ -314,7 +314,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         mut writes: Vec<Operation>,
         maker: Option<&Contender>,
-    ) -> Result<bool, WorkError> {
+    ) -> Result<bool, SessionWorkError> {
         let made = |node: &str| maker.iter().for_each(|maker| maker.record_created_path(node));
         for _ in 0..CREATES {
             match retry::repeat_until_known(session, || session.transact(&writes)).await {
@@ -342,7 +342,7 @@ impl SemaphoreState {
     /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. Does not
     /// fail if the twin node has a copy of a number, which shows that the node is a semaphore's. A node without signs
     /// of another use is accepted only if the user allows this.
-    async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: TwinContent) -> Result<(), WorkError> {
+    async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: TwinContent) -> Result<(), SessionWorkError> {
         if matches!(twin, TwinContent::Number(_)) {
             return Ok(());
         }
@@ -361,7 +361,7 @@ impl SemaphoreState {
     /// Fails if there is a record of a job that ran [once in a while](crate::Acquire::once_in) under a lock at this
     /// path. The record of the job's last success is in a node beside the path, and a copy of it in the twin of that
     /// node.
-    async fn fail_if_job_record(&self, session: &Arc<dyn Session>) -> Result<(), WorkError> {
+    async fn fail_if_job_record(&self, session: &Arc<dyn Session>) -> Result<(), SessionWorkError> {
         let record = metadata::record_path(self.config.user_path());
         for path in [record.clone(), metadata::twin_path(&record)] {
             let node = retry::read_data(session, &path, false).await?;
@@ -376,14 +376,14 @@ impl SemaphoreState {
     /// data are anything else.
     pub(crate) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let not_a_number = |what: String| self.doubtful_error(format!("its data {what:?} is no number of permits"));
-        permits::decode_number(data).map_err(not_a_number)
+        permits::decode_permit_number(data).map_err(not_a_number)
     }
 
     pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<TwinContent, Failure> {
         Ok(match retry::read_data(session, &metadata::twin_path(self.config.user_path()), false).await? {
             None => TwinContent::Missing,
             Some((data, _)) => {
-                permits::decode_number(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number)
+                permits::decode_permit_number(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number)
             }
         })
     }
@@ -391,7 +391,7 @@ impl SemaphoreState {
     /// Adds to `rounds`, a count of disagreements of this client's server and the ensemble's leader about the node
     /// `path`. The first disagreement may be due to a change at that moment. After each later disagreement, connects to
     /// another server if server and leader still disagree, and otherwise waits for a session timeout.
-    pub(crate) async fn pause_after_disagreement(
+    pub(crate) async fn leave_server_or_pause(
         session: &Arc<dyn Session>,
         path: &str,
         version: Option<i32>,

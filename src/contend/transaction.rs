@@ -169,18 +169,18 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(check_node).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // `begin_write` counts an unsettled write on each lock's node: a write that may still be carried out. Until
-        // that write is settled, a process that keeps the node between uses does not use the node again. The reply
-        // settles the write only on the nodes of the session that sent the transaction, because the requests of two
-        // sessions have no common order. On the nodes of other sessions, the write stays unsettled.
+        // `count_sent_write` counts an unsettled write on each lock's node: a write that may still be carried out.
+        // Until that write is settled, a process that keeps the node between uses does not use the node again. The
+        // reply settles the write only on the nodes of the session that sent the transaction, because the requests of
+        // two sessions have no common order. On the nodes of other sessions, the write stays unsettled.
         let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
-        locks.iter().for_each(|lock| lock.node().begin_write());
-        // The lock of an elected leader may have been given back before `begin_write`, because its term has ended. If
-        // so, nothing is sent.
+        locks.iter().for_each(|lock| lock.node().count_sent_write());
+        // The lock of an elected leader may have been given back before `count_sent_write`, because its term has ended.
+        // If so, nothing is sent.
         if let Some(lock) = locks.iter().find(|lock| lock.node().is_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -270,7 +270,7 @@ impl<'a> CommitAttempt<'a> {
     /// `Failure::Unknown`.
     async fn send_and_find_outcome(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
-        self.read_created_node();
+        self.refresh_newest_zxid();
         let answer = answer.await;
         if !matches!(answer, Err(Failure::Unknown(_))) || self.is_sent_once {
             return answer;
@@ -304,7 +304,7 @@ impl<'a> CommitAttempt<'a> {
     /// read, `newest` of the next transaction could be lower than that zxid. If the reply to the next transaction were
     /// lost, [`fate_of`] would then take the node for a newer one. [`Transaction::commit_without_retry`] sends no such
     /// read.
-    fn read_created_node(&self) {
+    fn refresh_newest_zxid(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         let create = self.changing_operations().filter(is_made).find(|create| self.is_changed_once(create.path()));
         if let Some(create) = create.filter(|_| !self.is_sent_once) {

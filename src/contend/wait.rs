@@ -8,16 +8,16 @@ use tokio::time::Instant;
 
 use crate::contend::config::LockConfig;
 use crate::contend::contender::Contender;
-use crate::contend::directory::request_kept_nodes;
+use crate::contend::directory::ask_keepers_in_background;
 use crate::contend::permit_request::{PendingPermitRead, PermitRequest, SeenPermits};
-use crate::contend::warnings::{WaitingAcquisition, WarningRegistration};
+use crate::contend::warnings::{PendingWarning, WarningRegistration};
 use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::mode::AcquisitionAim;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Grant, ListingClaim, PredecessorNews, Step, Waiter};
-use crate::session::presence::{self, LeaderRecheck, check_operation};
+use crate::session::presence::{self, LeaderRecheck, existence_check};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_with_reply};
 use crate::session::watch::log_cannot_watch;
@@ -132,7 +132,7 @@ impl PendingAcquisition<'_> {
             // Our node is known to be lost, so the acquisition must end, and the leader need not be asked.
             ListingClaim::Unlisted if entry.detect_loss().is_some() => Ok(false),
             ListingClaim::Unlisted => {
-                presence::pause_if_leader_has(session, &entry.node().path(), &mut self.denials).await
+                presence::await_retry_if_leader_has(session, &entry.node().path(), &mut self.denials).await
             }
             // The directory may have been deleted and created again, which restarts the sequence numbers. A server that
             // still lists a node of the deleted directory then shows one number twice.
@@ -141,7 +141,7 @@ impl PendingAcquisition<'_> {
             }
             ListingClaim::Ahead => {
                 let me = entry.node_name();
-                config.paths.ask_leader_if_gone(session, &turn::names_ahead_of(&me, &names)).await
+                config.paths.ask_leader_if_gone(session, &turn::blocker_names(&me, &names)).await
             }
         };
         differs.map_err(|failure| config.acquisition_error(failure))
@@ -176,7 +176,7 @@ impl PendingAcquisition<'_> {
         let (label, span, permits) =
             (self.label.map(str::to_owned), self.trace.acquire_span(), self.permits.map(|it| it.count));
         self.registered =
-            Some(self.config.warnings.register(due, WaitingAcquisition { session, node, label, span, permits }));
+            Some(self.config.warnings.register(due, PendingWarning { session, node, label, span, permits }));
     }
 
     /// Returns the error of a contender whose node is lost, or is not in the queue.
@@ -185,9 +185,9 @@ impl PendingAcquisition<'_> {
     }
 
     /// Watches the predecessor's node and, unless it is watched already, our own node. If `asks`, also
-    /// [requests](request_kept_nodes) that processes give up the nodes that they keep between uses in the directory.
-    /// Sends both requests for watches before it awaits the first reply. Returns the watch on the predecessor's node.
-    /// If only our own node cannot be watched, logs this.
+    /// [requests](ask_keepers_in_background) that processes give up the nodes that they keep between uses in the
+    /// directory. Sends both requests for watches before it awaits the first reply. Returns the watch on the
+    /// predecessor's node. If only our own node cannot be watched, logs this.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a
     /// later release by the predecessor. The predecessor's watch is armed before the request to give up nodes is sent,
@@ -201,7 +201,7 @@ impl PendingAcquisition<'_> {
         if asks {
             let config = self.config;
             node.change(|it| it.state.asked_itself = true);
-            request_kept_nodes(&config.directory, &config.has_warned_of_ask, session, directory);
+            ask_keepers_in_background(&config.directory, &config.has_warned_of_ask, session, directory);
         }
         // The reply about the predecessor's watch comes after the reply about our own watch. Awaiting the later reply
         // first wakes the task once instead of twice.
@@ -281,7 +281,7 @@ impl PendingAcquisition<'_> {
     /// our node is gone.
     async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
         let (entry, config) = (self.entry, self.config);
-        let failing = entry.failed_checks(vec![check_operation(entry.child_path(predecessor), None)]).await;
+        let failing = entry.find_failed_checks(vec![existence_check(entry.child_path(predecessor), None)]).await;
         let is_gone = !failing.map_err(|loss| config.evicted_error(loss))?.is_empty();
         let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
         let left = presence::leave_server_if_listed(entry.session(), entry.directory(), gone).await;

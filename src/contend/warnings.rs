@@ -43,13 +43,13 @@ pub(crate) struct WaitWarnings {
 struct WaitingTable {
     next: u64,
     /// The acquisitions, by the time at which the warning is due.
-    waiting: BTreeMap<(Instant, u64), WaitingAcquisition>,
+    waiting: BTreeMap<(Instant, u64), PendingWarning>,
     /// Dropping this sender cancels the warning task.
     warning_task: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
-pub(crate) struct WaitingAcquisition {
+pub(crate) struct PendingWarning {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) node: Arc<Node>,
     pub(crate) label: Option<String>,
@@ -73,7 +73,7 @@ impl WaitWarnings {
     ///
     /// A background task logs the warning, because the acquisition's own future may not be polled any more. If its turn
     /// has come then, such an acquisition can block all contenders behind it, so this warning matters most.
-    pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: WaitingAcquisition) -> WarningRegistration {
+    pub(crate) fn register(self: &Arc<Self>, due: Instant, waiter: PendingWarning) -> WarningRegistration {
         let session = Arc::clone(&waiter.session);
         let mut table = self.table.lock();
         let key = (due, table.next);
@@ -92,7 +92,7 @@ impl WaitWarnings {
 
     /// Returns the time until the next warning is due. If there is no acquisition to warn of, ends the warning task,
     /// and returns `None`.
-    fn time_until_next(&self) -> Option<Duration> {
+    fn next_due_or_end_task(&self) -> Option<Duration> {
         let mut table = self.table.lock();
         let next = table.waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
         table.warning_task.take_if(|_| next.is_none());
@@ -101,12 +101,12 @@ impl WaitWarnings {
 
     /// Removes the acquisitions whose warning is due. Of those that still wait, returns the one that has waited
     /// longest, and the number of the others. `None` if none still waits.
-    fn take_due(&self) -> Option<(WaitingAcquisition, usize)> {
+    fn take_due(&self) -> Option<(PendingWarning, usize)> {
         let mut table = self.table.lock();
         let later = table.waiting.split_off(&(Instant::now(), u64::MAX));
         let due = std::mem::replace(&mut table.waiting, later);
         drop(table);
-        let mut due = due.into_values().filter(WaitingAcquisition::still_waits);
+        let mut due = due.into_values().filter(PendingWarning::still_waits);
         Some((due.next()?, due.count()))
     }
 
@@ -118,8 +118,8 @@ impl WaitWarnings {
 
     /// Warns about one slow acquisition, unless it has stopped waiting meanwhile. `others` is the number of other slow
     /// acquisitions, which get no warning of their own.
-    async fn read_blockers_and_warn(&self, waiter: WaitingAcquisition, others: usize) {
-        let WaitingAcquisition { session, node, label, permits, .. } = &waiter;
+    async fn read_blockers_and_warn(&self, waiter: PendingWarning, others: usize) {
+        let PendingWarning { session, node, label, permits, .. } = &waiter;
         let me = &node.node_name();
         let look = async {
             let names = session.children(&self.paths.queue).await.ok()?;
@@ -163,7 +163,7 @@ impl Drop for WarningRegistration {
     }
 }
 
-impl WaitingAcquisition {
+impl PendingWarning {
     /// Returns whether the acquisition still waits: the lock is not granted, and the acquisition has not given up.
     fn still_waits(&self) -> bool {
         !self.node.is_held_even_if_lost() && !self.node.is_left()
@@ -175,7 +175,7 @@ impl WaitingAcquisition {
 async fn warn_of_slow_waits(warnings: Weak<WaitWarnings>) -> Option<()> {
     // While the task sleeps, it has only a weak pointer to `WaitWarnings`.
     loop {
-        let timer = warnings.upgrade().and_then(|it| Some(it.coordinator.sleep(it.time_until_next()?)))?;
+        let timer = warnings.upgrade().and_then(|it| Some(it.coordinator.sleep(it.next_due_or_end_task()?)))?;
         timer.await;
         let warnings = warnings.upgrade()?;
         if let Some((waiter, others)) = warnings.take_due() {

@@ -10,7 +10,7 @@ use crate::queue::member::Blockers;
 use crate::queue::metadata::Record;
 use crate::queue::quoted::shortened;
 use crate::session::contract::CutOff;
-use crate::session::request::{Denied, Ending, Failure, Loss, disagreement_message};
+use crate::session::request::{DeniedRight, Ending, Failure, Loss, disagreement_message};
 
 /// Why a lock operation did not succeed.
 ///
@@ -116,7 +116,7 @@ pub enum Error {
         /// The path of the node that the operation is about.
         path: String,
         /// The missing permission, the node that lacks it, and the identities of this client.
-        lacks: Box<Denied>,
+        lacks: Box<DeniedRight>,
     },
 
     /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. A client with `sasl`
@@ -344,12 +344,12 @@ impl Error {
     }
 
     /// Returns the error for a node of this client that the client itself may not delete.
-    pub(crate) fn own_node_undeletable(path: String, lacks: Box<Denied>) -> Error {
+    pub(crate) fn own_node_undeletable(path: String, lacks: Box<DeniedRight>) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }
     }
 
     /// Returns the error for a directory that this client created with an ACL that denies access to this client itself.
-    pub(crate) fn own_directory_denied(path: &str, lacks: Box<Denied>) -> Error {
+    pub(crate) fn own_directory_denied(path: &str, lacks: Box<DeniedRight>) -> Error {
         Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned(), lacks }
     }
 

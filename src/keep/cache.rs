@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::contend::config::LockConfig;
-use crate::contend::contender::{Contender, LimitedUse};
+use crate::contend::contender::{Contender, UseLimit};
 use crate::error::error::Error;
 use crate::keep::kept::{AcquisitionFuture, GiveUpReason, GrantedNode, KeptNode, wake_all};
 use crate::keep::uses::UseState;
@@ -16,7 +16,7 @@ use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
 use crate::session::lease::Moment;
 use crate::session::request::Loss;
-use crate::session::thread::{FORKED, is_forked};
+use crate::session::thread::{FORKED, is_in_forked_process};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
@@ -42,7 +42,7 @@ impl KeptNodeCache {
 
     /// Starts a use (an acquisition by this process) of the newest kept node. Returns `None` if there is no such node,
     /// if the use would have to wait or is refused, or if the node may be lost.
-    pub(crate) fn try_join_newest(&self, mode: Mode) -> Option<KeptNodeUse> {
+    pub(crate) fn try_join_newest(&self, mode: Mode) -> Option<KeptUseShare> {
         // The use joins while `newest` is locked, which saves a clone of the node's `Arc`. This code may run millions
         // of times a second, and each clone would change a reference count that all threads share.
         let newest = self.newest.lock();
@@ -53,8 +53,8 @@ impl KeptNodeCache {
 
     /// Joins the newest kept node with a new use (an acquisition by this process), which then runs or waits. Refuses
     /// the use if this process was forked, there is no node, or the node [refuses](UseState::Refused) the use.
-    pub(crate) fn join_newest(&self, mode: Mode) -> UseState<KeptNodeUse, PendingUse> {
-        if is_forked() {
+    pub(crate) fn join_newest(&self, mode: Mode) -> UseState<KeptUseShare, PendingUse> {
+        if is_in_forked_process() {
             return UseState::Refused;
         }
         let newest = self.newest.lock().clone();
@@ -68,11 +68,11 @@ impl KeptNodeCache {
         &self,
         mode: Mode,
         begin: impl Fn(&Arc<KeptNode>) -> AcquisitionFuture,
-    ) -> UseState<KeptNodeUse, PendingUse> {
+    ) -> UseState<KeptUseShare, PendingUse> {
         loop {
             // A fork copies only the thread that calls it. So the library's thread, which grants uses, does not run in
             // this process.
-            if is_forked() {
+            if is_in_forked_process() {
                 return UseState::Refused;
             }
             let before = self.newest.lock().clone();
@@ -80,7 +80,7 @@ impl KeptNodeCache {
                 UseState::Refused => {}
                 found => return found,
             }
-            let Some(kept) = self.new_node_unless_in_vain(mode) else {
+            let Some(kept) = self.new_node_if_worth_keeping(mode) else {
                 give_up_node(before, GiveUpReason::Replaced);
                 return UseState::Refused;
             };
@@ -101,7 +101,7 @@ impl KeptNodeCache {
 
     /// Creates a kept node of this mode. The caller then stores the acquisition in it. If the flag of this mode in
     /// `in_vain` is set, resets the flag and returns `None` instead.
-    fn new_node_unless_in_vain(&self, mode: Mode) -> Option<Arc<KeptNode>> {
+    fn new_node_if_worth_keeping(&self, mode: Mode) -> Option<Arc<KeptNode>> {
         let in_vain = &self.in_vain[usize::from(mode == Mode::Write)];
         let keeps = !in_vain.swap(false, Ordering::AcqRel);
         keeps.then(|| KeptNode::new(&self.config, mode, self.idle, in_vain))
@@ -130,7 +130,7 @@ fn give_up_node(kept: Option<Arc<KeptNode>>, why: GiveUpReason) {
 debug!(KeptNodeCache as "KeptNodeCache", |it| idle: it.idle);
 
 impl KeptNode {
-    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> UseState<KeptNodeUse, PendingUse> {
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> UseState<KeptUseShare, PendingUse> {
         let mut state = self.state.lock();
         let (joined, granted) = (state.uses.join(mode), state.granted.clone());
         drop(state);
@@ -148,18 +148,18 @@ impl KeptNode {
 
     /// Starts a use (an acquisition by this process) of this node. Returns `None` if the use would have to wait or is
     /// refused. Does not check whether the node is lost.
-    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptNodeUse> {
+    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUseShare> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref()?);
         let number = state.uses.join_now(mode)?;
         drop(state);
-        Some(KeptNodeUse::new(granted, number))
+        Some(KeptUseShare::new(granted, number))
     }
 
     /// Returns the running use with this id. Returns `None` if `granted` is `None`. If the node is lost, ends the use,
     /// closes the node to further uses, and returns `None`.
-    fn running_use_unless_lost(&self, number: u64, granted: Option<Arc<GrantedNode>>) -> Option<KeptNodeUse> {
-        let used = KeptNodeUse::new(granted?, number);
+    fn running_use_unless_lost(&self, number: u64, granted: Option<Arc<GrantedNode>>) -> Option<KeptUseShare> {
+        let used = KeptUseShare::new(granted?, number);
         if let Err(loss) = used.now_if_held() {
             self.give_up(GiveUpReason::from_loss(loss));
             return None;
@@ -170,22 +170,22 @@ impl KeptNode {
 
 /// A share of a running use of a kept node. Each guard of the use owns one share, and dropping the last share ends the
 /// use. If the node is closed to further uses, the end of its last use gives the node up.
-pub(crate) struct KeptNodeUse {
+pub(crate) struct KeptUseShare {
     granted: Arc<GrantedNode>,
     number: u64,
     /// What ends with the last share of the use: the span, the part of the gauge of holders, and the task that warns of
     /// a long hold. `None` if the use has none of them, or has not started its trace yet.
     trace: Option<Arc<HoldTrace>>,
     /// The time limit of the use. `None` without `max_hold`, or if the limit has not started yet.
-    limit: Option<Arc<LimitedUse>>,
+    limit: Option<Arc<UseLimit>>,
     /// Whether a downgrade has begun and has not succeeded. The ensemble may then have the WRITE node or the READ node.
     is_changing: bool,
     is_over: bool,
 }
 
-impl KeptNodeUse {
-    fn new(granted: Arc<GrantedNode>, number: u64) -> KeptNodeUse {
-        KeptNodeUse { granted, number, trace: None, limit: None, is_changing: false, is_over: false }
+impl KeptUseShare {
+    fn new(granted: Arc<GrantedNode>, number: u64) -> KeptUseShare {
+        KeptUseShare { granted, number, trace: None, limit: None, is_changing: false, is_over: false }
     }
 
     pub(crate) fn contender(&self) -> &Arc<Contender> {
@@ -220,9 +220,9 @@ impl KeptNodeUse {
     }
 
     /// Returns a further share of the use, for a further guard.
-    pub(crate) fn share(&self) -> KeptNodeUse {
+    pub(crate) fn share(&self) -> KeptUseShare {
         self.granted.kept.state.lock().uses.add_guard(self.number);
-        let mut share = KeptNodeUse::new(Arc::clone(&self.granted), self.number);
+        let mut share = KeptUseShare::new(Arc::clone(&self.granted), self.number);
         share.trace = self.trace.clone();
         share.limit = self.limit.clone();
         share
@@ -247,7 +247,7 @@ impl KeptNodeUse {
         if self.is_changing {
             self.granted.kept.give_up(GiveUpReason::Unsure);
         }
-        self.granted.kept.end_use(self.number, self.contender(), now)
+        self.granted.kept.end_share(self.number, self.contender(), now)
     }
 
     /// Ends this share of the use. If this gives the node up, waits until the node is gone. If the node was lost, ends
@@ -275,7 +275,7 @@ impl KeptNodeUse {
     }
 }
 
-impl Drop for KeptNodeUse {
+impl Drop for KeptUseShare {
     fn drop(&mut self) {
         drop(self.end_share(Contender::lease_now));
     }
@@ -297,11 +297,11 @@ impl PendingUse {
     ///
     /// # Cancel safety
     /// Dropping the future does not end the use. The next call of this method continues the wait.
-    pub(crate) async fn wait(&mut self) -> Result<Option<KeptNodeUse>, Error> {
+    pub(crate) async fn wait(&mut self) -> Result<Option<KeptUseShare>, Error> {
         poll_fn(|context| self.poll(context)).await
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptNodeUse>, Error>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptUseShare>, Error>> {
         loop {
             let mut state = self.kept.state.lock();
             let (use_state, granted) = (state.uses.poll_state(self.number, context.waker()), state.granted.clone());
@@ -321,7 +321,7 @@ impl Drop for PendingUse {
     fn drop(&mut self) {
         if !self.is_over {
             let mut state = self.kept.state.lock();
-            let woken = state.uses.leave_use(self.number);
+            let woken = state.uses.end_share(self.number);
             drop(self.kept.give_up_if_over(state, woken));
         }
     }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use crate::call::Deadline;
 use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::error::error::Error;
-use crate::keep::cache::{KeptNodeCache, KeptNodeUse, PendingUse};
+use crate::keep::cache::{KeptNodeCache, KeptUseShare, PendingUse};
 use crate::keep::kept::{AcquisitionFuture, KeptNode};
 use crate::keep::uses::UseState;
 use crate::observe::on_wait::WaitReporter;
@@ -35,7 +35,7 @@ pub(crate) fn poll_tokio_budget(context: &mut Context<'_>) -> Poll<()> {
 pub(crate) fn join_without_waiting(
     acquisition: &mut Acquisition,
     cache: &KeptNodeCache,
-) -> Result<Option<KeptNodeUse>, Error> {
+) -> Result<Option<KeptUseShare>, Error> {
     match cache.join_newest(acquisition.mode) {
         UseState::Runs(used) => {
             let _span = acquisition.begin_trace();
@@ -65,7 +65,7 @@ pub(crate) async fn wait_for_use(
     acquisition: &mut Acquisition,
     cache: &KeptNodeCache,
     deadline: Option<Deadline>,
-) -> Result<Option<KeptNodeUse>, Error> {
+) -> Result<Option<KeptUseShare>, Error> {
     loop {
         let mut waits =
             match cache.join_newest_or_acquire(acquisition.mode, |kept| kept_node_acquisition(acquisition, kept)) {
@@ -94,7 +94,7 @@ async fn wait_for_pending_use(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
     deadline: Option<Deadline>,
-) -> Result<Option<KeptNodeUse>, Error> {
+) -> Result<Option<KeptUseShare>, Error> {
     let kept = Arc::clone(&waits.kept);
     let reports = async {
         let Some(mut on_wait) = acquisition.options.on_wait.as_ref().map(WaitReporter::new) else {
@@ -140,7 +140,7 @@ fn kept_node_acquisition(first: &Acquisition, kept: &Arc<KeptNode>) -> Acquisiti
 
 /// Starts a use of a kept node (an acquisition by this process): reports the grant to tracing and metrics, and starts
 /// the time limit and the trace of the use.
-pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptNodeUse) -> KeptNodeUse {
+pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUseShare) -> KeptUseShare {
     trace::count_grant(acquisition.aim(), used.contender().node().path_label(), "kept");
     acquisition.trace.record_span_field("sequence", used.contender().node_name().sequence());
     used.start_limit_and_trace(acquisition.begin_hold_trace(used.contender()));

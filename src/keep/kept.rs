@@ -273,13 +273,13 @@ impl KeptNode {
 
     /// Ends one share of the use with this id. If this gives the node up, returns the node's contender, which the
     /// caller must give back or drop.
-    pub(super) fn end_use(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
+    pub(super) fn end_share(&self, number: u64, hold: &Contender, now: Moment) -> Option<Arc<Contender>> {
         let mut state = self.state.lock();
         // A transaction under this WRITE node whose outcome is unknown may still be carried out while the node exists.
         // So no later write of this process may use the node.
         let is_unsure = state.uses.mode == Mode::Write && hold.node().has_unsettled_write();
         let mut woken = if is_unsure { state.close(GiveUpReason::Unsure) } else { Vec::new() };
-        woken.extend(state.uses.leave_use(number));
+        woken.extend(state.uses.end_share(number));
         state.used = state.used.max(now);
         self.give_up_if_over(state, woken)
     }
@@ -383,7 +383,7 @@ impl KeptState {
     fn mark_closing(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
-            session.store().mark_closing(&node);
+            session.store().mark_node_closing(&node);
         }
     }
 }

@@ -159,7 +159,7 @@ impl<W: Clone> Uses<W> {
 
     /// Removes a guard of the running use with this id, or removes the waiting use. Returns the wakers of the waiting
     /// uses that now run. If the last use leaves before the grant, closes the node.
-    pub(crate) fn leave_use(&mut self, number: u64) -> Vec<W> {
+    pub(crate) fn end_share(&mut self, number: u64) -> Vec<W> {
         match self.running_index(number) {
             Some(place) if self.running[place].shares > 1 => {
                 self.running[place].shares -= 1;

@@ -12,7 +12,7 @@ use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::error::error::Error;
 use crate::keep::cache::KeptNodeCache;
 use crate::keep::join;
-use crate::lock::hold::{GuardHold, ReadGuard, WriteGuard};
+use crate::lock::hold::{HoldShare, ReadGuard, WriteGuard};
 use crate::lock::rw_lock::RwLock;
 use crate::observe::on_wait::ProgressListener;
 use crate::observe::trace::AcquireTrace;
@@ -67,7 +67,7 @@ enum GrantingStage<G> {
     Joining {
         cache: Arc<KeptNodeCache>,
         acquisition: Acquisition,
-        guard: fn(GuardHold) -> G,
+        guard: fn(HoldShare) -> G,
     },
     Working(Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>),
     Over,
@@ -91,7 +91,7 @@ impl<G: 'static> Future for Granting<G> {
                 let begun = acquisition.options.start_timeout();
                 let deadline = acquisition.report_error(begun)?;
                 if let Some(used) = cache.try_join_newest(acquisition.mode) {
-                    return Poll::Ready(Ok(guard(GuardHold::Kept(join::begin_use(&acquisition, used)))));
+                    return Poll::Ready(Ok(guard(HoldShare::Kept(join::begin_use(&acquisition, used)))));
                 }
                 let work = async move { join_or_acquire(&cache, &mut acquisition, deadline).await.map(guard) };
                 self.0 = GrantingStage::Working(Box::pin(work));
@@ -317,14 +317,14 @@ impl RwLock {
 
     /// Joins a node that this process keeps between uses, or acquires the lock with a node of its own. Fails instead of
     /// waiting for another contender, or for another acquisition of this process that uses the kept node.
-    pub(crate) async fn try_acquire(&self, mode: Mode, deadline: Option<Deadline>) -> Result<GuardHold, Error> {
+    pub(crate) async fn try_acquire(&self, mode: Mode, deadline: Option<Deadline>) -> Result<HoldShare, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.config), mode, AcquireOptions::default());
         if let Some(cache) = &self.cache
             && let Some(used) = join::join_without_waiting(&mut acquisition, cache)?
         {
-            return Ok(GuardHold::Kept(used));
+            return Ok(HoldShare::Kept(used));
         }
-        acquisition.try_acquire(deadline).await.map(GuardHold::Alone)
+        acquisition.try_acquire(deadline).await.map(HoldShare::Alone)
     }
 }
 
@@ -333,7 +333,7 @@ fn acquire_guard<G: 'static>(
     lock: RwLock,
     mode: Mode,
     options: AcquireOptions,
-    guard: fn(GuardHold) -> G,
+    guard: fn(HoldShare) -> G,
 ) -> Granting<G> {
     let mut acquisition = Acquisition::new(lock.config, mode, options);
     let span = acquisition.begin_trace();
@@ -341,7 +341,7 @@ fn acquire_guard<G: 'static>(
         let joining = Granting(GrantingStage::Joining { cache, acquisition, guard });
         return if span.is_none() { joining } else { Granting::new(span.instrument(joining)) };
     }
-    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::Alone(hold))) });
+    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(HoldShare::Alone(hold))) });
     Granting(GrantingStage::Working(AcquireTrace::instrument(span, work)))
 }
 
@@ -351,11 +351,11 @@ async fn join_or_acquire(
     cache: &KeptNodeCache,
     acquisition: &mut Acquisition,
     deadline: Option<Deadline>,
-) -> Result<GuardHold, Error> {
+) -> Result<HoldShare, Error> {
     match join::wait_for_use(acquisition, cache, deadline).await {
-        Ok(Some(used)) => Ok(GuardHold::Kept(join::begin_use(acquisition, used))),
+        Ok(Some(used)) => Ok(HoldShare::Kept(join::begin_use(acquisition, used))),
         // This large future is boxed, because moving the future would be most of the cost of a short wait.
-        Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::Alone),
+        Ok(None) => Box::pin(acquisition.acquire()).await.map(HoldShare::Alone),
         Err(error) => acquisition.report_error(Err(error)),
     }
 }
@@ -384,7 +384,7 @@ pub(crate) async fn try_acquire_then<L, G, F>(
     lock: RwLock,
     mode: Mode,
     deadline: Option<Deadline>,
-    guard: fn(GuardHold) -> L,
+    guard: fn(HoldShare) -> L,
     rest: impl FnOnce(L) -> F,
 ) -> Result<G, Error>
 where

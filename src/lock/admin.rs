@@ -19,7 +19,7 @@ impl LockConfig {
     /// Reads the queue. For a semaphore, also returns the names of the nodes of its holders. `permits` is the number of
     /// all permits of the semaphore, or `None` for a lock. With `is_synced`, the queue is not older than this call.
     /// Fails if the queue of a lock has a node of another dialect.
-    pub(crate) async fn read_queue_and_permits(
+    pub(crate) async fn read_queue_and_permit_nodes(
         &self,
         is_synced: bool,
         permits: Option<u32>,
@@ -53,7 +53,7 @@ impl LockConfig {
                     Err(failure) => Err(failure),
                 }
             });
-        let ((queue, _), done) = tokio::try_join!(self.read_queue_and_permits(false, None), last)?;
+        let ((queue, _), done) = tokio::try_join!(self.read_queue_and_permit_nodes(false, None), last)?;
         Ok(Queue { done, ..queue })
     }
 
@@ -195,7 +195,7 @@ impl RwLock {
         let config = Arc::clone(&self.config);
         Call::with_deadline(&self.config.coordinator, async move {
             // `true` syncs the server first, because a server that lags may not show a member that other clients see already.
-            config.evict(config.read_queue_and_permits(true, None).await?.0, token).await
+            config.evict(config.read_queue_and_permit_nodes(true, None).await?.0, token).await
         })
     }
 

@@ -1,4 +1,4 @@
-//! The guards of one lock, and [`Hold`], the part that they have in common with permits and terms. A [`GuardHold`] is
+//! The guards of one lock, and [`Hold`], the part that they have in common with permits and terms. A [`HoldShare`] is
 //! what such a guard owns.
 
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::contend::contender::{Contender, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::keep::cache::KeptNodeUse;
+use crate::keep::cache::KeptUseShare;
 use crate::observe::changes::{Changes, DropSignal};
 use crate::queue::node_name::NodeName;
 use crate::session::request::{HoldState, Loss};
@@ -20,17 +20,17 @@ use crate::telemetry::debug::debug;
 ///
 /// In the methods below, "the lock" also means the permits of a semaphore, and the term of a leader.
 pub struct Hold {
-    pub(crate) held: GuardHold,
+    pub(crate) held: HoldShare,
     life: DropSignal,
 }
 
 impl Hold {
-    pub(crate) fn new(held: GuardHold) -> Hold {
+    pub(crate) fn new(held: HoldShare) -> Hold {
         Hold { held, life: DropSignal::default() }
     }
 
     /// Returns the inner hold, and ends the streams that [`changes`](Self::changes) has returned.
-    pub(crate) fn into_guard_hold(self) -> GuardHold {
+    pub(crate) fn into_guard_hold(self) -> HoldShare {
         self.held
     }
 
@@ -341,7 +341,7 @@ pub struct WriteGuard {
 macro_rules! guard {
     ($guard:ident) => {
         impl $guard {
-            pub(crate) fn new(held: GuardHold) -> $guard {
+            pub(crate) fn new(held: HoldShare) -> $guard {
                 $guard { hold: Hold::new(held) }
             }
         }
@@ -362,7 +362,7 @@ guard!(WriteGuard);
 impl ReadGuard {
     /// Returns whether the guard's node is a kept node: a node that this process keeps for several acquisitions.
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.hold.held, GuardHold::Kept(_))
+        matches!(self.hold.held, HoldShare::Kept(_))
     }
 
     /// Returns one more guard on the same node, without queueing. Use this for a read inside a read.
@@ -445,19 +445,19 @@ impl WriteGuard {
     }
 }
 
-/// What a guard owns: a contender that only this guard and its [shares](GuardHold::share) use, or one use of a node that
-/// the process keeps for several acquisitions.
-pub(crate) enum GuardHold {
+/// What a guard owns: a contender that only this guard and its [shares](HoldShare::share) use, or one use of a node
+/// that the process keeps for several acquisitions.
+pub(crate) enum HoldShare {
     Alone(Arc<Contender>),
-    Kept(KeptNodeUse),
+    Kept(KeptUseShare),
 }
 
-impl GuardHold {
+impl HoldShare {
     /// Returns another share of the hold, for another guard.
-    pub(crate) fn share(&self) -> GuardHold {
+    pub(crate) fn share(&self) -> HoldShare {
         match self {
-            GuardHold::Alone(hold) => GuardHold::Alone(Arc::clone(hold)),
-            GuardHold::Kept(used) => GuardHold::Kept(used.share()),
+            HoldShare::Alone(hold) => HoldShare::Alone(Arc::clone(hold)),
+            HoldShare::Kept(used) => HoldShare::Kept(used.share()),
         }
     }
 
@@ -465,7 +465,7 @@ impl GuardHold {
     /// uses, or if other guards share the hold.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
-            GuardHold::Alone(hold) => {
+            HoldShare::Alone(hold) => {
                 // After this share is dropped, another guard may release the node, which would hide an earlier loss. So
                 // the loss is read before.
                 let loss = hold.detect_loss();
@@ -474,32 +474,32 @@ impl GuardHold {
                     None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
                 }
             }
-            GuardHold::Kept(used) => used.release().await,
+            HoldShare::Kept(used) => used.release().await,
         }
     }
 
     pub(crate) async fn until_contended(&self) -> Result<NodeName, Error> {
         match self {
-            GuardHold::Alone(hold) => hold.until_contended().await,
-            GuardHold::Kept(used) => used.until_contended().await,
+            HoldShare::Alone(hold) => hold.until_contended().await,
+            HoldShare::Kept(used) => used.until_contended().await,
         }
     }
 
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         match self {
-            GuardHold::Alone(hold) => hold.downgrade().await,
-            GuardHold::Kept(used) => used.downgrade().await,
+            HoldShare::Alone(hold) => hold.downgrade().await,
+            HoldShare::Kept(used) => used.downgrade().await,
         }
     }
 }
 
-impl Deref for GuardHold {
+impl Deref for HoldShare {
     type Target = Contender;
 
     fn deref(&self) -> &Contender {
         match self {
-            GuardHold::Alone(hold) => hold,
-            GuardHold::Kept(used) => used.contender(),
+            HoldShare::Alone(hold) => hold,
+            HoldShare::Kept(used) => used.contender(),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::memory::server::{Delivery, Ensemble, LostMessage, World};
+use crate::memory::server::{Delivery, Ensemble, EnsembleState, LostMessage};
 use crate::memory::session::{MemorySession, sleep};
 use crate::memory::tree::{Backup, children_of};
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
@@ -120,7 +120,7 @@ impl Memory {
 
     /// If this client has opened a session, calls `act` with the id of the newest session. Then makes the deliveries
     /// that `act` has added to its list.
-    pub(super) fn change_ensemble(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Delivery>)) {
+    pub(super) fn change_newest_session(&self, act: impl FnOnce(&mut EnsembleState, i64, &mut Vec<Delivery>)) {
         if let Some(session) = self.newest_session() {
             self.client.ensemble.change_and_deliver(|world, fired| act(world, session.id(), fired));
         }
@@ -166,7 +166,7 @@ impl Coordinator for Memory {
 
     async fn close(&self) {
         self.client.closed.store(true, Ordering::Release);
-        self.change_ensemble(|world, id, fired| world.end_session(id, Ending::Closed, fired));
+        self.change_newest_session(|world, id, fired| world.end_session(id, Ending::Closed, fired));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -218,7 +218,7 @@ impl Faults {
     /// immediately. If the client is [cut](Self::cut) off, it learns of the end when its connection is
     /// [healed](Self::heal). After that, the next acquisition opens a new session.
     pub fn expire(&self) {
-        self.zk.change_ensemble(|world, id, fired| world.end_session(id, Ending::Expired, fired));
+        self.zk.change_newest_session(|world, id, fired| world.end_session(id, Ending::Expired, fired));
     }
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble does
@@ -228,13 +228,13 @@ impl Faults {
         // Only a session can be cut off. So if there is none yet, a session is opened, and the first acquisition after
         // this call finds the client cut off.
         let _session = self.zk.live_or_new_session();
-        self.zk.change_ensemble(World::cut_connection);
+        self.zk.change_newest_session(EnsembleState::cut_connection);
     }
 
     /// Restores the connection: missed events arrive, and the requests that waited are executed in their order. If the
     /// session was [expired](Self::expire) meanwhile, the client learns only of this end, and the requests fail.
     pub fn heal(&self) {
-        self.zk.change_ensemble(World::restore_connection);
+        self.zk.change_newest_session(EnsembleState::restore_connection);
     }
 
     /// Loses the answer to this client's next write (create, delete or transaction). The ensemble executes the write.
@@ -256,25 +256,25 @@ impl Faults {
     /// A sync by the client, or a write that is answered, brings the server up to date once. After that, the server
     /// lags again.
     pub fn lag(&self) {
-        self.zk.change_ensemble(|world, id, _| world.lag_server(id));
+        self.zk.change_newest_session(|world, id, _| world.lag_server(id));
     }
 
     /// Lets this client's server execute requests, but send no answers and no events. The lease starts to run out.
     /// After a later [`cut`](Self::cut), the answers that were not sent are lost, but the events that were not sent are
     /// delivered.
     pub fn silence(&self) {
-        self.zk.change_ensemble(World::silence_server);
+        self.zk.change_newest_session(EnsembleState::silence_server);
     }
 
     /// Ends [`lag`](Self::lag) and [`silence`](Self::silence): late events and answers arrive in their order.
     pub fn catch_up(&self) {
-        self.zk.change_ensemble(World::catch_up_server);
+        self.zk.change_newest_session(EnsembleState::catch_up_server);
     }
 
     /// Lets this client's server forget all watches that the client has set so far, like a server that has lost its
     /// newest state. The forgotten watches report no change any more.
     pub fn forget_watches(&self) {
-        self.zk.change_ensemble(|world, id, _| world.forget_watches(id));
+        self.zk.change_newest_session(|world, id, _| world.forget_watches(id));
     }
 
     /// Freezes the node at `path` and all nodes below it at this client's server. From now on, the server shows these
@@ -285,7 +285,7 @@ impl Faults {
     /// connects to another server, which has no frozen nodes. After a [cut](Self::cut), [`heal`](Self::heal) also
     /// connects the client to another server. [`keep_server`](Self::keep_server) prevents both.
     pub fn freeze(&self, path: impl AsRef<str>) {
-        self.zk.change_ensemble(|world, id, _| world.freeze_nodes(id, path.as_ref()));
+        self.zk.change_newest_session(|world, id, _| world.freeze_nodes(id, path.as_ref()));
     }
 
     /// Lets this client have only one server. Each new connection leads to the same server, which still shows its
@@ -293,12 +293,12 @@ impl Faults {
     pub fn keep_server(&self) {
         // Opens a session if there is none yet, because the state of the server belongs to a session.
         let _session = self.zk.live_or_new_session();
-        self.zk.change_ensemble(|world, id, _| world.keep_server(id));
+        self.zk.change_newest_session(|world, id, _| world.keep_server(id));
     }
 
     /// Deletes every container node that had children and has none now, as servers do once a minute.
     pub fn reap_containers(&self) {
-        self.zk.client.ensemble.change_and_deliver(World::reap_containers);
+        self.zk.client.ensemble.change_and_deliver(EnsembleState::reap_containers);
     }
 
     /// Deletes a node and all nodes below it, as an operator might.

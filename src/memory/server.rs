@@ -19,23 +19,23 @@ use crate::sync::{Mutex, MutexGuard};
 /// An embedded ensemble, which all its clients share.
 #[derive(Default)]
 pub(super) struct Ensemble {
-    world: Mutex<World>,
+    world: Mutex<EnsembleState>,
     pub(super) executor: Arc<Executor>,
     /// The number of requests that clients have made.
     pub(super) requests: AtomicU64,
 }
 
-/// A function that delivers a reply, an event or the state of the connection to a client. Called after the [`World`] is
-/// unlocked, because the delivery may wake a task that sends a request, and a request locks the `World`. If the
-/// argument is `false`, a reply is not delivered but lost. Anything else is delivered.
+/// A function that delivers a reply, an event or the state of the connection to a client. Called after the
+/// [`EnsembleState`] is unlocked, because the delivery may wake a task that sends a request, and a request locks the
+/// `EnsembleState`. If the argument is `false`, a reply is not delivered but lost. Anything else is delivered.
 pub(super) type Delivery = Box<dyn FnOnce(bool) + Send>;
 
 /// A request of a session. Executed immediately. If the session is cut off, executed when its connection is restored.
-pub(super) type SessionRequest = Box<dyn FnOnce(&mut World, &mut Vec<Delivery>) + Send>;
+pub(super) type SessionRequest = Box<dyn FnOnce(&mut EnsembleState, &mut Vec<Delivery>) + Send>;
 
 /// The nodes and sessions of an embedded ensemble. Each request locks the whole world.
 #[derive(Default)]
-pub(super) struct World {
+pub(super) struct EnsembleState {
     pub(super) tree: Arc<Tree>,
     pub(super) zxid: i64,
     pub(super) clock: Clock,
@@ -97,12 +97,12 @@ pub(super) enum LostMessage {
 }
 
 impl Ensemble {
-    pub(super) fn lock_world(&self) -> MutexGuard<'_, World> {
+    pub(super) fn lock_world(&self) -> MutexGuard<'_, EnsembleState> {
         self.world.lock()
     }
 
     /// Changes the world, and makes all deliveries when the world is unlocked.
-    pub(super) fn change_and_deliver<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> T) -> T {
+    pub(super) fn change_and_deliver<T>(&self, act: impl FnOnce(&mut EnsembleState, &mut Vec<Delivery>) -> T) -> T {
         let mut fired = Vec::new();
         let result = act(&mut self.lock_world(), &mut fired);
         for notify in fired {
@@ -132,13 +132,13 @@ impl EnsembleSession {
     }
 
     /// Returns a delivery that applies `change` to the client's session store.
-    fn store_delivery(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Delivery {
+    fn delivery_to_store(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Delivery {
         let store = Arc::clone(&self.store);
         Box::new(move |_| change(&store))
     }
 }
 
-impl World {
+impl EnsembleState {
     /// Opens a session, and returns its id.
     pub(super) fn open_session(&mut self, store: &Arc<SessionStore>) -> i64 {
         let state = EnsembleSession {
@@ -170,7 +170,7 @@ impl World {
         session: i64,
         store: &SessionStore,
         is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> Result<T, Failure>,
+        act: impl FnOnce(&mut EnsembleState, &mut Vec<Delivery>) -> Result<T, Failure>,
         fired: &mut Vec<Delivery>,
     ) -> Result<T, Failure> {
         let Some(state) = self.sessions.get_mut(&session) else {
@@ -348,8 +348,8 @@ impl World {
         // The loss of the connection is reported before the lost replies. So a task that learns of a lost reply knows
         // that the connection is lost, and waits for the connection before it sends the request again.
         fired.extend([
-            state.store_delivery(|it| it.set_steady(false)),
-            state.store_delivery(|it| it.set_connected(false)),
+            state.delivery_to_store(|it| it.set_endless(false)),
+            state.delivery_to_store(|it| it.set_connected(false)),
         ]);
         let withheld = state.withheld.take().into_iter().flatten();
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Delivery));
@@ -358,7 +358,7 @@ impl World {
     pub(super) fn silence_server(&mut self, session: i64, fired: &mut Vec<Delivery>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_cut) {
             state.withheld.get_or_insert_default();
-            fired.push(state.store_delivery(|it| it.set_steady(false)));
+            fired.push(state.delivery_to_store(|it| it.set_endless(false)));
         }
     }
 
@@ -370,7 +370,7 @@ impl World {
         if let Some(why) = state.ended_as {
             return self.remove_session(session, why, fired);
         }
-        fired.push(state.store_delivery(|it| it.set_steady(true)));
+        fired.push(state.delivery_to_store(|it| it.set_endless(true)));
         state.is_cut = false;
         if state.leaves.is_none() {
             state.frozen.clear();
@@ -395,7 +395,7 @@ impl World {
         for (path, event) in missed {
             state.fire_watches(&path, event, fired);
         }
-        fired.push(state.store_delivery(|it| it.set_connected(true)));
+        fired.push(state.delivery_to_store(|it| it.set_connected(true)));
         let waiting = std::mem::take(&mut state.waiting);
         for request in waiting {
             request(self, fired);
@@ -419,8 +419,8 @@ impl World {
         Some(true)
     }
 
-    /// Lets a session's client have only one server. From then on, [`World::leave_server`] connects to the same server
-    /// again, up to [`LEAVES_OF_ONE`] times.
+    /// Lets a session's client have only one server. From then on, [`EnsembleState::leave_server`] connects to the same
+    /// server again, up to [`LEAVES_OF_ONE`] times.
     pub(super) fn keep_server(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.leaves.get_or_insert(LEAVES_OF_ONE);
@@ -452,7 +452,7 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(withheld) = state.withheld.take() {
-            fired.push(state.store_delivery(|it| it.set_steady(true)));
+            fired.push(state.delivery_to_store(|it| it.set_endless(true)));
             fired.extend(withheld);
         }
     }

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::memory::server::{Delivery, Ensemble, SessionRequest, World};
+use crate::memory::server::{Delivery, Ensemble, EnsembleState, SessionRequest};
 use crate::memory::tree::{Node, Tree, children_of, children_watch_key};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
@@ -38,7 +38,7 @@ impl MemorySession {
         // No moment of this clock is zero, because an end of zero marks a lease as not valid.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
-        store.set_steady(true);
+        store.set_endless(true);
         let id = ensemble.change_and_deliver(|world, _| world.open_session(&store));
         Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store })
     }
@@ -48,7 +48,7 @@ impl MemorySession {
     fn send_request<T: Send + 'static>(
         &self,
         is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Delivery>) -> Result<T, Failure> + Send + 'static,
+        act: impl FnOnce(&mut EnsembleState, &mut Vec<Delivery>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let ((reply, answer), id, store) = (oneshot::channel(), self.id, Arc::clone(&self.store));
         let request: SessionRequest = Box::new(move |world, fired| {

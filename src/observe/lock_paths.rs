@@ -10,10 +10,10 @@ use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
 use crate::queue::metadata::{self, Metadata};
 use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
-use crate::queue::permits::{self, PERMITS, PermitRoom, QUEUE};
+use crate::queue::permits::{self, PERMITS, PermitAvailability, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::session::presence::{self, NAMED, check_operation};
+use crate::session::presence::{self, NAMED, existence_check};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 
@@ -69,7 +69,7 @@ impl LockPaths {
 
     /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens.
     /// Sends all reads before it awaits the first reply.
-    async fn read_members(
+    async fn read_member_nodes(
         &self,
         session: &Arc<dyn Session>,
         dialect: Dialect,
@@ -99,8 +99,8 @@ impl LockPaths {
     ) -> Result<Queue, Failure> {
         let turns = turn::all_turns(dialect, queued);
         let named: Vec<Member> =
-            permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.member_in_queue(it, turn))).collect();
-        let read = |some| call::ask_until_answered(session, move || self.read_members(session, dialect, some));
+            permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.queue_member_from_name(it, turn))).collect();
+        let read = |some| call::ask_until_answered(session, move || self.read_member_nodes(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come first, sorted by their tokens, which is the order of the grants. Holders without
@@ -111,7 +111,7 @@ impl LockPaths {
 
     /// Returns a contender in the queue as a member. In the queue of a lock, a contender whose turn has come is a
     /// holder. In the queue of a semaphore, such a contender still waits for permits.
-    fn member_in_queue(&self, contender: &NodeName, turn: &Turn) -> Member {
+    fn queue_member_from_name(&self, contender: &NodeName, turn: &Turn) -> Member {
         let member = member_from_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
             true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
@@ -120,10 +120,10 @@ impl LockPaths {
     }
 
     /// Returns the contenders that `me` waits for. `names` are the names in the queue. Reads the nodes of the first
-    /// [`NAMED`] of these contenders, as [`read_blockers_in_time`](Self::read_blockers_in_time) does.
+    /// [`NAMED`] of these contenders, as [`read_blocker_nodes`](Self::read_blocker_nodes) does.
     pub(crate) async fn read_blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
         let seen = self.read_progress(session, names, me).await.blockers;
-        self.read_blockers_in_time(session, me.dialect(), seen).await
+        self.read_blocker_nodes(session, me.dialect(), seen).await
     }
 
     /// Returns the progress of the waiter `me`. `names` are the names in the queue. For a semaphore, also lists the
@@ -143,8 +143,9 @@ impl LockPaths {
             (Some(permits), []) => (permits, self.list_permit_nodes(session).await),
             _ => (&self.queue, ahead.iter().take(NAMED).map(|&name| name.to_owned()).collect()),
         };
-        let checks: Vec<_> = names.iter().map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
-        let gone = retry::run_until(session.sleep(session.timeout()), presence::failed_checks(session, &checks)).await;
+        let checks: Vec<_> = names.iter().map(|name| existence_check(format!("{directory}/{name}"), None)).collect();
+        let gone =
+            retry::run_until(session.sleep(session.timeout()), presence::find_failed_checks(session, &checks)).await;
         let gone: Vec<_> = gone.unwrap_or_default().into_iter().map(|index| names[index].clone()).collect();
         let are_gone = !gone.is_empty();
         presence::leave_server_if_listed(session, directory, gone).await.map(|_| are_gone)
@@ -154,9 +155,9 @@ impl LockPaths {
     /// the queue. Sends nothing.
     pub(crate) fn progress_from_names(&self, taken: &[String], names: &[String], me: &NodeName) -> Progress {
         let (place, length) = turn::place_and_length(me, names);
-        let ahead = turn::names_ahead_of(me, names);
+        let ahead = turn::blocker_names(me, names);
         let ahead_of_us = ahead.iter().filter_map(|name| NodeName::parse_as(name, me.dialect()));
-        let waiters = ahead_of_us.map(|it| self.member_in_queue(&it, &turn::turn_for_display(&it, names)));
+        let waiters = ahead_of_us.map(|it| self.queue_member_from_name(&it, &turn::turn_for_display(&it, names)));
         let first = permit_holders(taken).chain(waiters).take(NAMED).collect();
         let blockers = Blockers { ahead: taken.len() + ahead.len(), first };
         Progress { path: Arc::clone(&self.path), place, length, blockers }
@@ -164,14 +165,15 @@ impl LockPaths {
 
     /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be
     /// read within a session timeout, returns the blockers unchanged.
-    pub(crate) async fn read_blockers_in_time(
+    pub(crate) async fn read_blocker_nodes(
         &self,
         session: &Arc<dyn Session>,
         dialect: Dialect,
         seen: Blockers,
     ) -> Blockers {
         let read =
-            retry::run_until(session.sleep(session.timeout()), self.read_members(session, dialect, &seen.first)).await;
+            retry::run_until(session.sleep(session.timeout()), self.read_member_nodes(session, dialect, &seen.first))
+                .await;
         match read {
             Some(Ok(first)) => Blockers { first, ..seen },
             _ => seen,
@@ -189,8 +191,8 @@ impl LockPaths {
         let (names, number) = (session.children(self.permits.as_ref()?), session.data(&self.path));
         let names = names.await.or_else(retry::default_if_no_node).ok()?;
         let number = number.await.map(Some).or_else(retry::default_if_no_node).ok()?;
-        let number = number.map_or(Ok(None), |(data, _)| permits::decode_number(&data)).ok()?;
-        let has_room = |number| permits::find_permit_room(number, &names, wanted) == Ok(PermitRoom::Enough);
+        let number = number.map_or(Ok(None), |(data, _)| permits::decode_permit_number(&data)).ok()?;
+        let has_room = |number| permits::permit_availability(number, &names, wanted) == Ok(PermitAvailability::Enough);
         Some((number, number.map_or(names.is_empty(), has_room)))
     }
 

@@ -68,7 +68,7 @@ impl WaitReporter {
             reported.length = seen.length;
             return;
         }
-        let blockers = paths.read_blockers_in_time(session, dialect, seen.blockers).await;
+        let blockers = paths.read_blocker_nodes(session, dialect, seen.blockers).await;
         self.report_progress(Progress { blockers, ..seen });
     }
 

@@ -13,7 +13,7 @@ use crate::queue::member::Queue;
 use crate::queue::metadata;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::request::{Failure, none_if_unreadable};
+use crate::session::request::{Failure, none_if_no_node_or_no_auth};
 use crate::session::retry;
 use crate::validation;
 
@@ -81,7 +81,9 @@ impl Survey {
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
                 // The closure returns `None` for a node whose children may not be listed.
                 let list = |node: &String| {
-                    session.children(node).map(|listed| none_if_unreadable(listed.or_else(retry::default_if_no_node)))
+                    session
+                        .children(node)
+                        .map(|listed| none_if_no_node_or_no_auth(listed.or_else(retry::default_if_no_node)))
                 };
                 let listings = call::ask_until_answered(&session, || try_join_all(some.iter().map(list))).await?;
                 for (node, children) in some.iter().zip(listings) {
@@ -162,13 +164,14 @@ impl Survey {
 async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::ask_until_answered(session, || session.data(node)).await;
-    let Some((data, _)) = none_if_unreadable(read)? else { return Ok(None) };
+    let Some((data, _)) = none_if_no_node_or_no_auth(read)? else { return Ok(None) };
     // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as
     // at any other node, and reports it in `unreadable`.
-    let Some((taken, queued)) = none_if_unreadable(queue_paths.list_permits_and_queue(session, false).await)? else {
+    let Some((taken, queued)) = none_if_no_node_or_no_auth(queue_paths.list_permits_and_queue(session, false).await)?
+    else {
         return Ok(None);
     };
-    let number = match permits::decode_number(&data) {
+    let number = match permits::decode_permit_number(&data) {
         Ok(Some(number)) => number,
         Ok(None) if taken.iter().all(|name| permits::parse_permit_name(name).is_none()) => return Ok(None),
         _ => 0,

@@ -16,7 +16,7 @@ use crate::telemetry::log::{UserSpan, emit};
 use crate::telemetry::meter::{self, GaugeGuard, PathLabel};
 use crate::telemetry::names;
 
-type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
+type TracedFuture<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 /// The trace of one acquisition. The spans are in a box, so that thousands of waiting acquisitions without spans take
 /// little memory.
@@ -53,7 +53,7 @@ impl AcquireTrace {
     }
 
     /// Returns a future that polls `work` inside `span`, if there is a span.
-    pub(crate) fn instrument<G: 'static>(span: UserSpan, work: Work<G>) -> Work<G> {
+    pub(crate) fn instrument<G: 'static>(span: UserSpan, work: TracedFuture<G>) -> TracedFuture<G> {
         if span.is_none() { work } else { Box::pin(span.instrument(work)) }
     }
 

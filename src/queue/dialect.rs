@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use crate::queue::mode::{self, Mode, Place};
+use crate::queue::mode::{self, Mode, ModeAndSequence};
 
 /// The naming scheme of a lock's nodes: this library's own, or that of another library that uses the same path.
 ///
@@ -191,7 +191,7 @@ impl Dialect {
 
     /// Splits a contender's name into its tag and its place (mode and sequence number). `None` if the name is not a
     /// contender's in this dialect.
-    pub(crate) fn split_name(self, name: &str) -> Option<(&str, Place)> {
+    pub(crate) fn split_name(self, name: &str) -> Option<(&str, ModeAndSequence)> {
         if self == Dialect::Native {
             return split_native(name);
         }
@@ -202,7 +202,7 @@ impl Dialect {
         // A reader of Curator waits for every name that contains the marker of a writer, at any place. So each name
         // with this marker counts as a writer's.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
-        Some((tag, Place { mode, sequence }))
+        Some((tag, ModeAndSequence { mode, sequence }))
     }
 
     fn split_mode_marker(self, before: &str) -> Option<(&str, Mode)> {
@@ -219,7 +219,7 @@ impl Dialect {
 
     /// Returns the mode and the sequence number of a contender; `None` if the name is not a contender's in this
     /// dialect.
-    pub(crate) fn parse_place(self, name: &str) -> Option<Place> {
+    pub(crate) fn parse_mode_and_sequence(self, name: &str) -> Option<ModeAndSequence> {
         self.split_name(name).map(|(_, place)| place)
     }
 
@@ -292,7 +292,7 @@ impl Dialect {
 
     /// Returns whether two nodes of the same number may belong to one holder. A Curator thread that holds the write
     /// lock may take the read lock as well, which makes a second node of the same number.
-    pub(crate) fn may_be_one_holder(self, one: Place, other: Place) -> bool {
+    pub(crate) fn may_be_one_holder(self, one: ModeAndSequence, other: ModeAndSequence) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
@@ -357,7 +357,7 @@ pub(crate) fn looks_kept(name: &str) -> bool {
 
 /// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its place (mode and sequence number).
 /// `None` if the name is no such name.
-fn split_native(name: &str) -> Option<(&str, Place)> {
+fn split_native(name: &str) -> Option<(&str, ModeAndSequence)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
     let before = &before[..before.len() - sign];
@@ -368,7 +368,7 @@ fn split_native(name: &str) -> Option<(&str, Place)> {
     };
     let (host, id) = tag.strip_suffix(KEEP).unwrap_or(tag).split_once('~').unwrap_or((tag, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
-    well_formed.then_some((tag, Place { mode, sequence }))
+    well_formed.then_some((tag, ModeAndSequence { mode, sequence }))
 }
 
 /// Parses a sequence number. Accepts only the spelling that the server prints (`%010d`), so that each number has one

@@ -59,7 +59,7 @@ impl fmt::Display for AcquisitionAim {
 
 /// A contender's mode and sequence number, which alone decide its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct ModeAndSequence {
     pub(crate) mode: Mode,
     pub(crate) sequence: i64,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::queue::dialect::{self, Dialect};
-use crate::queue::mode::{Mode, Place};
+use crate::queue::mode::{Mode, ModeAndSequence};
 
 /// The name of a contender's node, which tells the mode, the place in the queue and, in the native dialect, the host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -13,7 +13,7 @@ pub struct NodeName {
     dialect: Dialect,
     host_len: usize,
     tag_len: usize,
-    place: Place,
+    place: ModeAndSequence,
 }
 
 impl NodeName {
@@ -52,10 +52,10 @@ impl NodeName {
 
     /// Returns an empty name whose sequence number is the highest, for a contender that has no node yet.
     pub(crate) fn newcomer(dialect: Dialect, mode: Mode) -> NodeName {
-        NodeName::new(String::new(), dialect, 0, Place { mode, sequence: i64::MAX })
+        NodeName::new(String::new(), dialect, 0, ModeAndSequence { mode, sequence: i64::MAX })
     }
 
-    fn new(text: String, dialect: Dialect, tag_len: usize, place: Place) -> NodeName {
+    fn new(text: String, dialect: Dialect, tag_len: usize, place: ModeAndSequence) -> NodeName {
         let host_len = match dialect {
             Dialect::Native => text[..tag_len].find('~').unwrap_or(tag_len),
             _ => 0,
@@ -139,7 +139,7 @@ impl NodeName {
         &self.text[..self.tag_len]
     }
 
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> ModeAndSequence {
         self.place
     }
 }
@@ -153,14 +153,14 @@ impl fmt::Display for NodeName {
 /// The part of an acquisition's node names before the marker of the mode, such as `-WRITE-`. No other acquisition has
 /// the same tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tag {
+pub(crate) struct AcquisitionTag {
     dialect: Dialect,
     text: Arc<str>,
 }
 
-impl Tag {
-    pub(crate) fn new(dialect: Dialect, text: String) -> Tag {
-        Tag { dialect, text: text.into() }
+impl AcquisitionTag {
+    pub(crate) fn new(dialect: Dialect, text: String) -> AcquisitionTag {
+        AcquisitionTag { dialect, text: text.into() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -175,7 +175,7 @@ impl Tag {
     /// Returns the name of the acquisition's node while the server has not assigned a sequence number yet. Until then,
     /// the number is -1, and [`turn`](crate::queue::turn::turn) grants the lock to no negative number.
     pub(crate) fn unnumbered_name(&self, mode: Mode) -> NodeName {
-        NodeName::new(self.name_prefix(mode), self.dialect, self.len(), Place { mode, sequence: -1 })
+        NodeName::new(self.name_prefix(mode), self.dialect, self.len(), ModeAndSequence { mode, sequence: -1 })
     }
 
     /// Returns whether `name` is the name of a node of this acquisition, in either mode.
@@ -186,7 +186,7 @@ impl Tag {
     }
 }
 
-impl fmt::Display for Tag {
+impl fmt::Display for AcquisitionTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }

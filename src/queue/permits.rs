@@ -76,7 +76,7 @@ pub(crate) fn count_taken_permits(names: &[String]) -> Result<u64, &str> {
 
 /// Whether a request for permits can be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PermitRoom {
+pub(crate) enum PermitAvailability {
     Enough,
     /// The request has to wait until other holders have given permits back.
     Short,
@@ -89,17 +89,17 @@ pub(crate) enum PermitRoom {
 ///
 /// # Errors
 /// The errors of [`count_taken_permits`].
-pub(crate) fn find_permit_room(number: u32, names: &[String], wanted: u32) -> Result<PermitRoom, &str> {
+pub(crate) fn permit_availability(number: u32, names: &[String], wanted: u32) -> Result<PermitAvailability, &str> {
     let taken = count_taken_permits(names)?;
     Ok(match wanted {
-        _ if wanted > number => PermitRoom::Never,
-        _ if taken + u64::from(wanted) <= u64::from(number) => PermitRoom::Enough,
-        _ => PermitRoom::Short,
+        _ if wanted > number => PermitAvailability::Never,
+        _ if taken + u64::from(wanted) <= u64::from(number) => PermitAvailability::Enough,
+        _ => PermitAvailability::Short,
     })
 }
 
 /// Returns the data of the node of a semaphore that has this number of permits.
-pub(crate) fn encode_number(number: u32) -> Vec<u8> {
+pub(crate) fn encode_permit_number(number: u32) -> Vec<u8> {
     format!("{NUMBER}{number}").into_bytes()
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn encode_number(number: u32) -> Vec<u8> {
 ///
 /// # Errors
 /// The data are not a number of permits. The error contains their first 40 characters.
-pub(crate) fn decode_number(data: &[u8]) -> Result<Option<u32>, String> {
+pub(crate) fn decode_permit_number(data: &[u8]) -> Result<Option<u32>, String> {
     let text = String::from_utf8_lossy(data);
     let text = text.strip_suffix('\n').unwrap_or(&text);
     if text.is_empty() {
@@ -119,11 +119,12 @@ pub(crate) fn decode_number(data: &[u8]) -> Result<Option<u32>, String> {
 }
 
 /// Returns whether data of this length may be a number of permits.
-pub(crate) fn may_be_number_length(length: usize) -> bool {
-    (NUMBER.len() + 1..=encode_number(u32::MAX).len() + 1).contains(&length)
+pub(crate) fn may_be_permit_number_length(length: usize) -> bool {
+    (NUMBER.len() + 1..=encode_permit_number(u32::MAX).len() + 1).contains(&length)
 }
 
-/// Parses a positive number only in the spelling that [`encode_number`] writes, so that each number has one spelling.
+/// Parses a positive number only in the spelling that [`encode_permit_number`] writes, so that each number has one
+/// spelling.
 fn parse_positive(digits: &str) -> Option<u32> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|_| is_plain)
@@ -168,28 +169,28 @@ mod tests {
         let three = names(["a~1-PERMIT-1", "b~2-PERMIT-2"]);
         assert_eq!(count_taken_permits(&three), Ok(3));
         for (number, wanted, expected) in [
-            (4, 1, PermitRoom::Enough),
-            (3, 1, PermitRoom::Short),
-            (4, 2, PermitRoom::Short),
-            (2, 1, PermitRoom::Short),
-            (2, 3, PermitRoom::Never),
+            (4, 1, PermitAvailability::Enough),
+            (3, 1, PermitAvailability::Short),
+            (4, 2, PermitAvailability::Short),
+            (2, 1, PermitAvailability::Short),
+            (2, 3, PermitAvailability::Never),
         ] {
-            assert_eq!(find_permit_room(number, &three, wanted), Ok(expected), "{wanted} of {number}");
+            assert_eq!(permit_availability(number, &three, wanted), Ok(expected), "{wanted} of {number}");
         }
-        assert_eq!(find_permit_room(u32::MAX, &[], u32::MAX), Ok(PermitRoom::Enough));
-        assert_eq!(find_permit_room(u32::MAX, &names(["a~1-PERMIT-4294967295"]), 1), Ok(PermitRoom::Short));
-        assert_eq!(find_permit_room(9, &names(["z", "a~1-PERMIT-1", "b"]), 1), Err("b"));
+        assert_eq!(permit_availability(u32::MAX, &[], u32::MAX), Ok(PermitAvailability::Enough));
+        assert_eq!(permit_availability(u32::MAX, &names(["a~1-PERMIT-4294967295"]), 1), Ok(PermitAvailability::Short));
+        assert_eq!(permit_availability(9, &names(["z", "a~1-PERMIT-1", "b"]), 1), Err("b"));
     }
 
     #[test]
     fn only_an_encoded_number_is_decoded() {
-        assert_eq!(decode_number(&encode_number(10)), Ok(Some(10)));
-        assert_eq!(decode_number(b"permits=7\n"), Ok(Some(7)), "an editor appends a newline");
-        assert_eq!(decode_number(b""), Ok(None));
+        assert_eq!(decode_permit_number(&encode_permit_number(10)), Ok(Some(10)));
+        assert_eq!(decode_permit_number(b"permits=7\n"), Ok(Some(7)), "an editor appends a newline");
+        assert_eq!(decode_permit_number(b""), Ok(None));
         for data in ["permits=", "permits=0", "permits=07", "permits=-1", "permits=4294967296", "7", "permits=7 "] {
-            assert_eq!(decode_number(data.as_bytes()), Err(data.to_owned()));
+            assert_eq!(decode_permit_number(data.as_bytes()), Err(data.to_owned()));
         }
-        assert_eq!(decode_number(&[0xff; 999]).unwrap_err().chars().count(), 40);
+        assert_eq!(decode_permit_number(&[0xff; 999]).unwrap_err().chars().count(), 40);
     }
 
     #[test]
@@ -204,8 +205,8 @@ mod tests {
 
     #[test]
     fn fuzzed_data_are_rejected_or_decoded_exactly() {
-        fuzz(&["permits=10", "permits=4294967295\n", ""], |data| match decode_number(data) {
-            Ok(Some(number)) => assert_eq!(data.strip_suffix(b"\n").unwrap_or(data), encode_number(number)),
+        fuzz(&["permits=10", "permits=4294967295\n", ""], |data| match decode_permit_number(data) {
+            Ok(Some(number)) => assert_eq!(data.strip_suffix(b"\n").unwrap_or(data), encode_permit_number(number)),
             Ok(None) => assert!(data.is_empty() || data == b"\n"),
             Err(text) => assert!(text.chars().count() <= 40),
         });

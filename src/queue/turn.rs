@@ -27,7 +27,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use crate::queue::dialect::{self, Dialect};
-use crate::queue::mode::{Mode, Place};
+use crate::queue::mode::{Mode, ModeAndSequence};
 use crate::queue::node_name::NodeName;
 
 /// Where a contender stands in its queue.
@@ -99,7 +99,7 @@ fn decide_turn<I>(
     me: &NodeName,
     queue: I,
     mut on_other_name: impl FnMut(I::Item),
-    may_share: impl Fn(Place) -> bool,
+    may_share: impl Fn(ModeAndSequence) -> bool,
 ) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
@@ -125,7 +125,7 @@ where
         {
             continue;
         }
-        let Some(other) = dialect.parse_place(name) else {
+        let Some(other) = dialect.parse_mode_and_sequence(name) else {
             on_other_name(child);
             continue;
         };
@@ -157,11 +157,11 @@ where
 /// processes keep between uses). Only the kept nodes of readers between the last earlier writer and `me` count, because
 /// that writer itself asks processes to give up the nodes before its own. A node in `closing` does not count, because
 /// its process is about to give it up.
-pub(crate) fn has_kept_reader_ahead(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
+pub(crate) fn must_ask_kept_readers(me: &NodeName, queue: &[String], closing: &[String]) -> bool {
     // `looks_kept` comes first, because it rejects most names by their last characters, and a waiter may list 10,000
     // names.
     let kept = queue.iter().filter(|name| dialect::looks_kept(name) && !closing.contains(name));
-    let before = |name: &String| me.dialect().parse_place(name).filter(|it| it.sequence < me.sequence());
+    let before = |name: &String| me.dialect().parse_mode_and_sequence(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
     let writers = queue.iter().filter_map(before).filter(|it| it.mode == Mode::Write);
@@ -175,14 +175,14 @@ pub(crate) fn first_foreign(dialect: Dialect, queue: &[String]) -> Option<&str> 
 }
 
 /// Returns the names of the contenders that `me` waits for, in the order of arrival.
-pub(crate) fn names_ahead_of<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
+pub(crate) fn blocker_names<'q>(me: &NodeName, queue: &'q [String]) -> Vec<&'q str> {
     names_in_order(me.dialect(), queue, |other| blocks(other, me.place()))
 }
 
 /// Returns the place of `me` in the queue, counted from 1, and the number of contenders in the queue. The place counts
 /// every earlier contender, also a reader that `me` need not wait for.
 pub(crate) fn place_and_length(me: &NodeName, queue: &[String]) -> (usize, usize) {
-    let places = queue.iter().filter_map(|child| me.dialect().parse_place(child));
+    let places = queue.iter().filter_map(|child| me.dialect().parse_mode_and_sequence(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
@@ -192,7 +192,8 @@ pub(crate) fn place_and_length(me: &NodeName, queue: &[String]) -> (usize, usize
 ///
 /// A node with the tag of `me` comes from a create of `me` whose reply was lost, so the node is no waiter.
 pub(crate) fn first_excluded_waiter(me: &NodeName, queue: &[String], has_left: bool) -> Option<NodeName> {
-    let is_kept_out = |other: Place| has_left || other.sequence > me.sequence() && other.mode.excludes(me.mode());
+    let is_kept_out =
+        |other: ModeAndSequence| has_left || other.sequence > me.sequence() && other.mode.excludes(me.mode());
     let kept_out = names_in_order(me.dialect(), queue, is_kept_out);
     kept_out.into_iter().filter_map(|name| NodeName::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
@@ -222,15 +223,18 @@ pub(crate) fn all_turns(dialect: Dialect, queue: &[String]) -> Vec<(NodeName, Tu
     ordered.into_iter().zip(turns).collect()
 }
 
-fn blocks(other: Place, mine: Place) -> bool {
+fn blocks(other: ModeAndSequence, mine: ModeAndSequence) -> bool {
     other.sequence < mine.sequence && other.mode.excludes(mine.mode)
 }
 
-fn names_in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
+fn names_in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(ModeAndSequence) -> bool) -> Vec<&str> {
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
-            dialect.parse_place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
+            dialect
+                .parse_mode_and_sequence(child)
+                .filter(|place| wanted(*place))
+                .map(|place| (place.sequence, child.as_str()))
         })
         .collect();
     chosen.sort_unstable();
@@ -397,7 +401,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
                 }
                 let is_kept = match nearest.mode() {
                     Mode::Write => nearest.keeps() && closing.iter().all(|name| name != nearest.as_str()),
-                    Mode::Read => has_kept_reader_ahead(self.me.borrow(), names, closing),
+                    Mode::Read => must_ask_kept_readers(self.me.borrow(), names, closing),
                 };
                 // One write to the directory asks all processes to give up the nodes that they keep between uses in it.
                 // All nodes ahead of this waiter are older than its own node, and so than this write. So a second write

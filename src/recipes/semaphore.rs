@@ -5,14 +5,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::{self, Call, WorkError};
+use crate::call::{self, Call, SessionWorkError};
 use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::PermitRequest;
 use crate::contend::semaphore::{KnownPermitNumber, SemaphoreState, TwinContent};
 use crate::error::error::{Error, PermitsError};
 use crate::lock::acquire::{Acquire, Granting, Guard};
-use crate::lock::hold::{GuardHold, Hold};
+use crate::lock::hold::{Hold, HoldShare};
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::queue::member::{Blockers, Member, Queue};
 use crate::queue::metadata;
@@ -351,7 +351,7 @@ pub struct Permit {
 
 impl Permit {
     pub(super) fn new(held: Arc<Contender>, count: u32) -> Permit {
-        Permit { hold: Hold::new(GuardHold::Alone(held)), count }
+        Permit { hold: Hold::new(HoldShare::Alone(held)), count }
     }
 
     /// Returns the number of permits that were acquired together.
@@ -459,7 +459,7 @@ impl Semaphore {
     /// [`Error::Permits`] if the path is used for something else than a semaphore. For other errors see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
-        let work = async move { read_permit_count(&state, "read the permits of", false).await };
+        let work = async move { read_permit_number(&state, "read the permits of", false).await };
         Call::with_deadline(&self.state.config.coordinator, work)
     }
 
@@ -542,8 +542,8 @@ impl Semaphore {
 /// Reads the queue. If `is_synced`, the result is no older than this call. Fails if no number of permits is known, or
 /// if the directory of permits has a node that is no permit.
 async fn read_queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
-    let number = read_permit_count(state, "read the queue of", is_synced).await?.or(state.known_number());
-    let (queue, taken) = state.config.read_queue_and_permits(is_synced, number).await?;
+    let number = read_permit_number(state, "read the queue of", is_synced).await?.or(state.known_number());
+    let (queue, taken) = state.config.read_queue_and_permit_nodes(is_synced, number).await?;
     if let Err(name) = permits::count_taken_permits(&taken) {
         return Err(state.doubtful_error(format!("{name:?} is no permit")));
     }
@@ -558,17 +558,19 @@ async fn run_with_retries<T, F>(
     work: impl Fn(Arc<dyn Session>) -> F,
 ) -> Result<T, Error>
 where
-    F: Future<Output = Result<T, WorkError>>,
+    F: Future<Output = Result<T, SessionWorkError>>,
 {
     let (path, work) = (state.config.user_path(), &work);
     let answer = call::retry_on_fresh_session(&state.config.coordinator, (operation, path), |session| async move {
-        call::ask_until_answered(&session, || async { WorkError::refusal_as_answer(work(Arc::clone(&session)).await) })
-            .await
+        call::ask_until_answered(&session, || async {
+            SessionWorkError::refusal_as_answer(work(Arc::clone(&session)).await)
+        })
+        .await
     });
     answer.await?
 }
 
-async fn read_permit_count(
+async fn read_permit_number(
     state: &SemaphoreState,
     operation: &'static str,
     is_synced: bool,
@@ -587,7 +589,11 @@ async fn set_permits(state: &SemaphoreState, permits: u32) -> Result<(), Error> 
     run_with_retries(state, "set the permits of", |session| try_to_set_permits(state, session, permits)).await
 }
 
-async fn try_to_set_permits(state: &SemaphoreState, session: Arc<dyn Session>, permits: u32) -> Result<(), WorkError> {
+async fn try_to_set_permits(
+    state: &SemaphoreState,
+    session: Arc<dyn Session>,
+    permits: u32,
+) -> Result<(), SessionWorkError> {
     let (session, path) = (&session, state.config.user_path());
     loop {
         let node = retry::read_data(session, path, true).await?;
@@ -624,7 +630,7 @@ async fn remove_semaphore(state: &SemaphoreState) -> Result<Option<u32>, Error> 
             }
             return Ok(was);
         }
-        let (Queue { members, .. }, _) = state.config.read_queue_and_permits(true, was).await?;
+        let (Queue { members, .. }, _) = state.config.read_queue_and_permit_nodes(true, was).await?;
         if !members.is_empty() {
             let ahead = members.len();
             let first = members.into_iter().take(presence::NAMED).collect();
@@ -641,7 +647,7 @@ async fn remove_semaphore(state: &SemaphoreState) -> Result<Option<u32>, Error> 
 async fn try_to_remove_semaphore(
     state: &SemaphoreState,
     session: Arc<dyn Session>,
-) -> Result<(Option<u32>, bool), WorkError> {
+) -> Result<(Option<u32>, bool), SessionWorkError> {
     let (session, path) = (&session, state.config.user_path());
     let node = retry::read_data(session, path, true).await?;
     let twin = state.read_twin(session).await?;

@@ -20,7 +20,7 @@ use crate::session::store::SessionStore;
 /// A check of the node at `path` creates a temporary node, and deletes it again. Returns the directory for this
 /// temporary node. Usually this is the directory of `path`. For a permit of a semaphore, this is the parent of that
 /// directory, because a node with any other name among the permits makes every count of the permits fail.
-pub(crate) fn parent_for_check_node(path: &str) -> &str {
+pub(crate) fn temporary_node_directory(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_in_name(name).is_some() { request::parent_path(directory) } else { directory }
 }
@@ -251,7 +251,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns the data and stat of each of these nodes, and `None` for a node that does not exist, or that this client
     /// may not read. The default implementation sends one request for each node.
     fn data_of_each(&self, paths: &[String]) -> Reply<NodeContents> {
-        request::join_readable_replies(paths.iter().map(|path| self.data(path)).collect())
+        request::join_optional_replies(paths.iter().map(|path| self.data(path)).collect())
     }
 
     /// Arms a one-shot watch on an existing node.
@@ -291,7 +291,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns whether reads alone keep the session alive. On a follower of ClickHouse Keeper they do not, because the
     /// follower does not report reads to its leader. The library then sends transactions even while the session has no
     /// nodes. The default implementation returns `true`.
-    fn is_kept_by_reads(&self) -> bool {
+    fn is_kept_alive_by_reads(&self) -> bool {
         true
     }
 

@@ -15,7 +15,7 @@ use crate::session::retry;
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The node or directory that [`watch_across_sessions`] watches.
-pub(crate) trait FollowedNode: Sync {
+pub(crate) trait NodeWatcher: Sync {
     /// Returns the client, or `None` if the node or directory need not be watched any more.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
@@ -23,14 +23,14 @@ pub(crate) trait FollowedNode: Sync {
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
     /// Reports a failure of a request, or of [`Coordinator::session_slot`]. Not called for [`Failure::Unknown`] or
-    /// [`Failure::Unreachable`], or when [`FollowedNode::watch`] fails because its session is over. If the failure is
+    /// [`Failure::Unreachable`], or when [`NodeWatcher::watch`] fails because its session is over. If the failure is
     /// [`Failure::Over`], [`watch_across_sessions`] then returns.
     fn report_failure(&self, failure: Failure);
 }
 
-/// Watches the node or directory of `it` until [`FollowedNode::coordinator`] returns `None`, or until
+/// Watches the node or directory of `it` until [`NodeWatcher::coordinator`] returns `None`, or until
 /// [`Coordinator::session_slot`] fails because the client is closed or its credentials were refused.
-pub(crate) async fn watch_across_sessions(it: &impl FollowedNode) {
+pub(crate) async fn watch_across_sessions(it: &impl NodeWatcher) {
     let mut session_slot: Option<SessionSlot> = None;
     loop {
         let failure = match &session_slot {
@@ -95,7 +95,7 @@ pub(crate) async fn until_node_may_exist(session: &Arc<dyn Session>, path: &str)
                     event = change => fail_if_session_ended(session, event).await?,
                     // The ensemble's leader has the node at `path`, although no event has come. If this session's
                     // server still lacks the node, the session moves to another server, if there is one.
-                    () = look.until_leader_answers(path, true) => {
+                    () = look.until_leader_confirms(path, true) => {
                         let _diverged = presence::leave_differing_server(session, path, None).await;
                         wanted = path;
                         continue;

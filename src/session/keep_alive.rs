@@ -11,7 +11,7 @@ use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::lease::Moment;
 use crate::session::node::Node;
-use crate::session::presence::{self, check_operation};
+use crate::session::presence::{self, existence_check};
 use crate::session::removal::remove_late_nodes;
 use crate::session::request::Failure;
 use crate::session::retry::{RetryLimit, run_until, spawn_cancellable};
@@ -31,16 +31,16 @@ use crate::telemetry::{meter, names};
 /// time](crate::coordinator::Lease::with_tick_time) later, a transaction follows that only checks nodes. The answer to
 /// this transaction lets the read extend the lease. While the session has no node, only the read is sent, every quarter
 /// of the timeout, and the answer to the next create lets the read extend the lease. But if reads alone [do not keep
-/// the session alive](Session::is_kept_by_reads), a transaction is sent even without nodes. In [steady
-/// mode](SessionStore::set_steady), neither the reads nor the transactions are sent.
+/// the session alive](Session::is_kept_alive_by_reads), a transaction is sent even without nodes. In [steady
+/// mode](SessionStore::set_endless), neither the reads nor the transactions are sent.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
     };
-    tokio::join!(start_watches_and_checks(&session, &store, grace), renew_lease_until_over(&session, &store));
+    tokio::join!(watch_and_check_until_over(&session, &store, grace), renew_lease_until_over(&session, &store));
 }
 
-async fn start_watches_and_checks(session: &Weak<dyn Session>, store: &SessionStore, grace: Duration) {
+async fn watch_and_check_until_over(session: &Weak<dyn Session>, store: &SessionStore, grace: Duration) {
     let mut more = false;
     loop {
         if !more {
@@ -108,7 +108,7 @@ async fn renew_lease_until_over(session: &Weak<dyn Session>, store: &Arc<Session
             store.detect_all_losses();
         }
         is_lapse_reported &= left.is_none();
-        let (now, is_steady) = (lease.now(), lease.is_steady());
+        let (now, is_endless) = (lease.now(), lease.is_endless());
         let is_idle = store.has_no_nodes();
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
@@ -117,7 +117,7 @@ async fn renew_lease_until_over(session: &Weak<dyn Session>, store: &Arc<Session
             // the reconnect. A session without nodes does not, because the handshake of the reconnect was itself a
             // request of the session.
             due = if is_idle { Moment::MAX } else { now };
-        } else if due <= now && !is_steady {
+        } else if due <= now && !is_endless {
             due = now + period;
             live.spawn(Box::pin(send_heartbeat(Weak::clone(session), Arc::clone(store))));
         }
@@ -125,7 +125,7 @@ async fn renew_lease_until_over(session: &Weak<dyn Session>, store: &Arc<Session
         if lease.is_connected() && swept.0 != store.connection_number() {
             swept = (store.connection_number(), Some(spawn_cancellable(&live, remove_late_nodes(Arc::clone(&live)))));
         }
-        if is_steady {
+        if is_endless {
             drop(live);
             woken.await;
             continue;
@@ -177,10 +177,10 @@ async fn check_own_nodes(session: &Arc<dyn Session>) {
     let to_check = store.nodes_to_check();
     // If no node can be checked, a sync is sent instead. This happens while all nodes are being replaced, or while the
     // session has no node. In the second case, the sync is sent only if reads alone do not keep the session alive.
-    if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {
+    if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_alive_by_reads()) {
         drop(session.sync("/").await);
     }
-    let checks: Vec<_> = to_check.iter().map(|(_, path)| check_operation(path, None)).collect();
+    let checks: Vec<_> = to_check.iter().map(|(_, path)| existence_check(path, None)).collect();
     for ((node, path), holds) in to_check.iter().zip(presence::run_checks(session, &checks, RetryLimit::once()).await) {
         match holds {
             Ok(false) => node.record_gone_if_at(path),

@@ -80,7 +80,7 @@ struct LeaseState {
     /// The answered requests of this connection that may still extend the lease, the oldest first. Such a request
     /// extends the lease once a quorum acknowledges an operation that was sent a settling time after the request's
     /// answer.
-    touches: VecDeque<Touch>,
+    touches: VecDeque<AnsweredRequest>,
     /// When a connection was last lost. Zero before the first loss. A request sent after this moment was sent on the
     /// present connection.
     last_lost_at: Moment,
@@ -103,7 +103,7 @@ struct LeaseState {
 }
 
 #[derive(Clone, Copy)]
-struct Touch {
+struct AnsweredRequest {
     sent: Moment,
     answered: Moment,
 }
@@ -187,7 +187,7 @@ impl Lease {
         if second_newest.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
         }
-        state.touches.push_back(Touch { sent, answered: now });
+        state.touches.push_back(AnsweredRequest { sent, answered: now });
         // A request that was sent more than one session timeout ago cannot extend the lease.
         while state.touches.front().is_some_and(|touch| touch.sent.saturating_add(self.timeout) <= now) {
             state.touches.pop_front();
@@ -203,7 +203,7 @@ impl Lease {
         let mut newest = None;
         let mut state = self.state.lock();
         if sent >= state.last_lost_at {
-            let is_settled = |touch: &Touch| touch.answered.saturating_add(self.settling) <= sent;
+            let is_settled = |touch: &AnsweredRequest| touch.answered.saturating_add(self.settling) <= sent;
             let settled = state.touches.partition_point(is_settled);
             newest = state.touches.drain(..settled).map(|touch| touch.sent).max().max(state.resumed.take());
         }
@@ -235,7 +235,7 @@ impl Lease {
 
     /// Turns steady mode on or off. In steady mode the lease lasts until the session is over. When steady mode is
     /// turned off, the lease lasts for its full duration from now on.
-    pub(super) fn set_steady(&self, steady: bool) {
+    pub(super) fn set_endless(&self, steady: bool) {
         let now = self.now();
         let mut state = self.state.lock();
         state.end_epoch_if_run_out(now);
@@ -294,7 +294,7 @@ impl Lease {
 
     /// Returns two moments: when the newest answered request was sent, and when the end of the session was recorded.
     /// The first moment is never later than the second. `None` while the session is not over.
-    pub fn last_answer_and_end(&self) -> Option<(Moment, Moment)> {
+    pub fn last_answered_sent_at_and_end(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
     }
@@ -342,7 +342,7 @@ impl Lease {
     /// Returns how long the connection may be lost without the loss of a hold, in the worst case: the connection breaks
     /// just before a heartbeat extends the lease. `attempt` is the time for the attempt to reconnect, and is
     /// subtracted. Zero if even the shortest break may cost a hold.
-    pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
+    pub(crate) fn survivable_break(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.duration_from_touch().saturating_sub(oldest).saturating_sub(attempt)
     }
@@ -359,8 +359,10 @@ impl Lease {
     /// While a session has no node, only one read is sent every [`idle_period`](Lease::idle_period). If answers come
     /// late, the lease may end before the next read extends it. The first node can then rely on the lease only after a
     /// request that was sent at `entered` or later has extended the lease.
-    pub(crate) fn is_reliable_since(&self, entered: Moment) -> bool {
-        self.is_steady() || self.longest_touch_interval() >= self.idle_period() || self.has_been_extended_since(entered)
+    pub(crate) fn is_reliable_if_created_at(&self, entered: Moment) -> bool {
+        self.is_endless()
+            || self.longest_touch_interval() >= self.idle_period()
+            || self.has_been_extended_since(entered)
     }
 
     /// Returns whether heartbeats at the shortest period can extend the lease before it ends, if servers answer
@@ -400,7 +402,7 @@ impl Lease {
     }
 
     /// Returns whether the lease is in steady mode, so that no heartbeat is needed.
-    pub(crate) fn is_steady(&self) -> bool {
+    pub(crate) fn is_endless(&self) -> bool {
         self.state.lock().end == Moment::MAX
     }
 

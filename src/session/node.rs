@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::queue::mode::Mode;
-use crate::queue::node_name::{NodeName, Tag};
+use crate::queue::node_name::{AcquisitionTag, NodeName};
 use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::leaving::NodeRemoval;
 use crate::session::node::state::{LossEvidence, NodeState};
@@ -28,7 +28,7 @@ pub(crate) struct UnwatchedNodes {
     /// The nodes. The flag of a node says whether an earlier call of [`UnwatchedNodes::take_due`] has passed over the
     /// node.
     nodes: Mutex<Vec<(Arc<Node>, bool)>>,
-    /// Wakes the task `start_watches_and_checks`, because there is a new node to watch or a hand-off to check.
+    /// Wakes the task `watch_and_check_until_over`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
 }
 
@@ -43,8 +43,8 @@ impl UnwatchedNodes {
         }
     }
 
-    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain. `start_watches_and_checks`
-    /// waits for `grace` before each call.
+    /// Removes and returns the nodes to watch now. Also returns whether other nodes remain.
+    /// `watch_and_check_until_over` waits for `grace` before each call.
     ///
     /// A node is watched at the second call after it was added, because most nodes are deleted sooner. With a `grace`
     /// of zero, a node is watched at the first call. A node that its owner has left is removed, but not returned.
@@ -68,7 +68,7 @@ pub(crate) struct Node {
     pub(super) number: u64,
     /// The directory in which the node was created.
     directory: Arc<str>,
-    tag: Tag,
+    tag: AcquisitionTag,
     path_label: Arc<PathLabel>,
     locked: Mutex<NodeInner>,
     /// Notified at a loss, at an event of the watch, when the owner leaves, and when the session's connection or lease
@@ -119,7 +119,7 @@ pub(crate) struct NodeInner {
 impl Node {
     pub(super) fn new(
         number: u64,
-        (directory, tag): (Arc<str>, Tag),
+        (directory, tag): (Arc<str>, AcquisitionTag),
         path_label: &Arc<PathLabel>,
         mode: Mode,
         lease: &Arc<Lease>,
@@ -170,7 +170,7 @@ impl Node {
         &self.directory
     }
 
-    pub(crate) fn tag(&self) -> &Tag {
+    pub(crate) fn tag(&self) -> &AcquisitionTag {
         &self.tag
     }
 
@@ -195,19 +195,19 @@ impl Node {
     }
 
     /// Returns the current epoch of the lease, if the lease is valid and this node [can rely on
-    /// it](Lease::is_reliable_since).
+    /// it](Lease::is_reliable_if_created_at).
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.reliable_epoch_since(self.read(NodeState::creation_times).answered)
+        self.reliable_epoch_if_created_at(self.read(NodeState::creation_times).answered)
     }
 
-    fn reliable_epoch_since(&self, entered: Moment) -> Option<u64> {
-        self.lease.epoch().filter(|_| self.lease.is_reliable_since(entered))
+    fn reliable_epoch_if_created_at(&self, entered: Moment) -> Option<u64> {
+        self.lease.epoch().filter(|_| self.lease.is_reliable_if_created_at(entered))
     }
 
     /// Returns the node's path, for the caller to check in a transaction of its own. The caller may send that
     /// transaction at any time, so [`Node::has_unsettled_write`] returns `true` from now on.
     pub(crate) fn prepare_foreign_transaction(&self) -> String {
-        self.begin_write();
+        self.count_sent_write();
         self.path()
     }
 
@@ -226,7 +226,7 @@ impl Node {
     }
 
     /// Counts a transaction that is sent now and takes effect only if the node exists.
-    pub(crate) fn begin_write(&self) {
+    pub(crate) fn count_sent_write(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
@@ -284,7 +284,7 @@ impl Node {
     /// Returns whether this process is a fork of the process that created the node. If so, the caller must not record
     /// anything or wake a task, because both need mutexes. A thread of the parent may have held these mutexes at the
     /// fork, and taking them here would then block for ever.
-    pub(crate) fn is_forked(&self) -> bool {
+    pub(crate) fn is_in_forked_process(&self) -> bool {
         self.lease.now() == FORKED
     }
 
@@ -304,7 +304,7 @@ impl Node {
     ///
     /// Polls the watch on the node, and wakes the waiting tasks if the watch has fired. If the owner waits for the lock
     /// and relies on no epoch of the lease yet, the owner relies on the current epoch from now on, unless the node
-    /// [cannot rely on it](Lease::is_reliable_since).
+    /// [cannot rely on it](Lease::is_reliable_if_created_at).
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
@@ -313,7 +313,7 @@ impl Node {
         let (loss, event) = self.change(|it| {
             if it.state.loss().is_none() && it.state.has_node() {
                 if it.state.waits_without_epoch() {
-                    it.state.set_waiter_epoch(self.reliable_epoch_since(it.state.creation_times().answered));
+                    it.state.set_waiter_epoch(self.reliable_epoch_if_created_at(it.state.creation_times().answered));
                 }
                 it.state.detect_loss(&LossEvidence { now, valid_in: lease.epoch_at(now), over: lease.ending() });
             }

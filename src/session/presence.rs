@@ -43,7 +43,7 @@ pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 pub(crate) type CheckResult = Result<bool, Failure>;
 
 /// Returns the operation that checks that a node exists, with this version if one is given.
-pub(crate) fn check_operation(path: impl Into<String>, version: Option<i32>) -> Operation {
+pub(crate) fn existence_check(path: impl Into<String>, version: Option<i32>) -> Operation {
     Operation::Check { path: path.into(), version }
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn run_checks(
 }
 
 /// Returns the indices of the checks that surely do not hold. A check whose result is unknown is left out.
-pub(crate) async fn failed_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
+pub(crate) async fn find_failed_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
     let known = run_checks(session, checks, RetryLimit::LOST_ANSWERS).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
@@ -73,14 +73,14 @@ pub(crate) async fn exists_at_leader(
     path: impl Into<String>,
     version: Option<i32>,
 ) -> CheckResult {
-    run_checks(session, &[check_operation(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
+    run_checks(session, &[existence_check(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
 }
 
 /// Returns the path of the first of these nodes that exists, or `None` if none of them does. Repeats a request whose
 /// answer is lost, until the request is answered or the session is over. Fails if no node is found and the result of a
 /// check is unknown.
 pub(crate) async fn first_existing(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
-    let checks: Vec<_> = paths.iter().map(|path| check_operation(path, None)).collect();
+    let checks: Vec<_> = paths.iter().map(|path| existence_check(path, None)).collect();
     let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
     match known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
@@ -199,7 +199,7 @@ impl<'a> LeaderRecheck<'a> {
     }
 
     /// Asks the leader after each pause, until it has this node (`is_there`) or does not have it (`!is_there`).
-    pub(crate) async fn until_leader_answers(&mut self, path: &str, is_there: bool) {
+    pub(crate) async fn until_leader_confirms(&mut self, path: &str, is_there: bool) {
         loop {
             self.until_recheck_due().await;
             if self::exists_at_leader(self.session, path, None).await == Ok(is_there) {
@@ -225,8 +225,8 @@ pub(crate) async fn leave_server_if_listed(
         let connection = session.store().connection_number();
         let Ok(names) = session.children(directory).await else { break };
         let listed = gone.iter().filter(|gone| names.contains(gone));
-        let checks: Vec<_> = listed.map(|name| check_operation(format!("{directory}/{name}"), None)).collect();
-        let failing = failed_checks(session, &checks).await;
+        let checks: Vec<_> = listed.map(|name| existence_check(format!("{directory}/{name}"), None)).collect();
+        let failing = find_failed_checks(session, &checks).await;
         let Some(Operation::Check { path, .. }) = failing.first().map(|index| &checks[*index]) else { break };
         leave_server(session, connection, path).await?;
         has_left = true;
@@ -245,13 +245,13 @@ pub(crate) async fn leave_differing_server(
     path: &str,
     version: Option<i32>,
 ) -> Result<bool, Failure> {
-    let (checks, mut has_left) = ([check_operation(path, version)], false);
+    let (checks, mut has_left) = ([existence_check(path, version)], false);
     loop {
         let connection = session.store().connection_number();
         // All three requests are sent without waiting for an answer, so that they go over one connection. After a
         // reconnect, the read might go to another server, which may only lag behind.
         let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
-        let (before, read, after) = (check_result(before.await), read.await, check_result(after.await));
+        let (before, read, after) = (single_check_holds(before.await), read.await, single_check_holds(after.await));
         let is_at_server = match read {
             Ok((_, stat)) => version.is_none_or(|version| version == stat.version),
             Err(Failure::NoNode) => false,
@@ -294,7 +294,7 @@ pub(crate) async fn leave_server(session: &Arc<dyn Session>, connection: u64, pa
 }
 
 /// Returns whether the only check of a transaction holds, as its answer shows. `None` if the answer does not show it.
-fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
+fn single_check_holds(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut results = CheckResults::new(1, 0);
     results.record(&(0..1), answer.map(drop));
     results.known.pop()?.ok()
@@ -302,7 +302,11 @@ fn check_result(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 
 /// Returns whether the ensemble's leader has a node although the server has answered that the node does not exist. If
 /// so, waits until the request to the server may be repeated, or leaves the server if `tries` allows no repetition.
-pub(crate) async fn pause_if_leader_has(session: &Arc<dyn Session>, path: &str, tries: &mut RetryLimit) -> CheckResult {
+pub(crate) async fn await_retry_if_leader_has(
+    session: &Arc<dyn Session>,
+    path: &str,
+    tries: &mut RetryLimit,
+) -> CheckResult {
     let connection = session.store().connection_number();
     match exists_at_leader(session, path, None).await {
         Ok(true) if tries.is_reached() => leave_server(session, connection, path).await.map(|()| true),

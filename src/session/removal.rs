@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
-use crate::queue::node_name::Tag;
+use crate::queue::node_name::AcquisitionTag;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
@@ -51,7 +51,7 @@ pub(crate) fn remove_node(
 impl SessionStore {
     /// Records that a create of the owner with this tag may be carried out late, within the next `KEPT_FOR` session
     /// timeouts.
-    fn expect_late_create(&self, directory: &Arc<str>, tag: &Tag) {
+    fn expect_late_create(&self, directory: &Arc<str>, tag: &AcquisitionTag) {
         let now = self.lease().now();
         let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
         let expected = &mut self.record.lock().late_creates;
@@ -60,7 +60,7 @@ impl SessionStore {
     }
 }
 
-fn drop_old_creates(expected: &mut VecDeque<(Moment, Arc<str>, Tag)>, now: Moment) {
+fn drop_old_creates(expected: &mut VecDeque<(Moment, Arc<str>, AcquisitionTag)>, now: Moment) {
     while expected.front().is_some_and(|(until, ..)| *until <= now) {
         expected.pop_front();
     }
@@ -75,14 +75,14 @@ pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
         drop_old_creates(expected, now);
         expected.clone()
     };
-    let mut owners = BTreeMap::<_, Vec<Tag>>::new();
+    let mut owners = BTreeMap::<_, Vec<AcquisitionTag>>::new();
     for (_, directory, tag) in expected {
         owners.entry(directory).or_default().push(tag);
     }
     join_all(owners.into_iter().map(|(directory, owners)| remove_late_nodes_in(&session, directory, owners))).await;
 }
 
-async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<Tag>) {
+async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<AcquisitionTag>) {
     let Ok(names) = repeat_within_limit(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else {
         return;
     };
@@ -97,7 +97,7 @@ async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, o
 fn spawn_removal(
     session: &Arc<dyn Session>,
     directory: Arc<str>,
-    tag: Tag,
+    tag: AcquisitionTag,
     leaving: NodeRemoval,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
@@ -124,7 +124,7 @@ pub(crate) fn log_removal_failure(answer: Result<(), Failure>) {
 struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
-    tag: Tag,
+    tag: AcquisitionTag,
     _pending: GaugeGuard,
 }
 

@@ -18,7 +18,7 @@ pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// Returns `Ok(None)` for the failures "the node does not exist" and "this client may not read the node". Keeps every
 /// other failure.
-pub(crate) fn none_if_unreadable<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+pub(crate) fn none_if_no_node_or_no_auth<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
         Err(Failure::NoNode | Failure::NoAuth(_)) => Ok(None),
@@ -28,8 +28,8 @@ pub(crate) fn none_if_unreadable<T>(answer: Result<T, Failure>) -> Result<Option
 
 /// Waits for all replies, or for the first failure. If a node does not exist, or this client may not read it, its
 /// answer is `None` and no failure.
-pub(crate) fn join_readable_replies<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
-    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(none_if_unreadable))))
+pub(crate) fn join_optional_replies<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
+    Box::pin(try_join_all(replies.into_iter().map(|reply| reply.map(none_if_no_node_or_no_auth))))
 }
 
 /// A background task that outlives its caller, such as the removal of the node of a dropped future or guard.
@@ -262,7 +262,7 @@ impl Ending {
 
 /// The right that a refused client lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Denied {
+pub struct DeniedRight {
     /// The right that the request needs: `READ`, `WRITE`, `CREATE` or `DELETE`.
     pub right: &'static str,
     /// The node on which the request needs the right.
@@ -271,7 +271,7 @@ pub struct Denied {
     pub whom: String,
 }
 
-impl fmt::Display for Denied {
+impl fmt::Display for DeniedRight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whom = if self.whom.is_empty() { "a client without credentials" } else { &self.whom };
         write!(f, "no {} on {} for {whom}", self.right, self.node)
@@ -300,7 +300,7 @@ pub enum Failure {
     BadVersion,
     /// Not carried out: the session lacks a right.
     #[error("permission denied: {0}")]
-    NoAuth(Box<Denied>),
+    NoAuth(Box<DeniedRight>),
     /// Not carried out: the parent is ephemeral and can have no children.
     #[error("the parent is ephemeral")]
     ParentIsEphemeral,

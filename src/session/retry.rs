@@ -135,7 +135,10 @@ pub(crate) async fn read_data(
 
 /// Fails if this client refuses nodes with wider rights, and the node's ACL is wider than this client's own ACL or
 /// cannot be read. The request for the ACL, if it is needed, is sent before this function returns.
-pub(crate) fn check_rights(session: &Arc<dyn Session>, path: &str) -> impl Future<Output = Result<(), Failure>> + Send {
+pub(crate) fn fail_if_rights_wider(
+    session: &Arc<dyn Session>,
+    path: &str,
+) -> impl Future<Output = Result<(), Failure>> + Send {
     let mut first = session.refuses_wider_rights().then(|| session.wider_rights(path));
     async move {
         if first.is_none() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use tokio::sync::Semaphore;
 
 use crate::queue::mode::Mode;
-use crate::queue::node_name::Tag;
+use crate::queue::node_name::AcquisitionTag;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{Node, UnwatchedNodes};
 use crate::session::request::{Created, Ending, Failure, Listing};
@@ -73,9 +73,9 @@ pub(super) struct SessionRecord {
     pub(super) renewal: Moment,
     /// The creates that the ensemble may carry out after their owner has left, the oldest first. Each entry has the
     /// moment until which the ensemble may carry out the create, the directory, and the owner's tag.
-    pub(super) late_creates: VecDeque<(Moment, Arc<str>, Tag)>,
+    pub(super) late_creates: VecDeque<(Moment, Arc<str>, AcquisitionTag)>,
     /// The listings that are under way, by directory.
-    pub(super) listings: HashMap<Arc<str>, Listings>,
+    pub(super) listings: HashMap<Arc<str>, PendingListings>,
     /// The directories to list after the next sync, each with the sender of the answer to its callers. `None` while no
     /// task sends such listings.
     pub(super) synced_listings: Option<BTreeMap<Arc<str>, ListingSender>>,
@@ -97,7 +97,7 @@ pub(super) type ListingSender = watch::Sender<ListingAnswer>;
 
 /// The listings of one directory that are sent and not answered yet, and the callers of the next one.
 #[derive(Default)]
-pub(super) struct Listings {
+pub(super) struct PendingListings {
     pub(super) under_way: usize,
     /// Whether the last answer had so many names that only one listing is sent at a time.
     pub(super) is_large: bool,
@@ -159,8 +159,8 @@ impl SessionStore {
 
     /// Turns steady mode on or off, for backends that need no heartbeat. In steady mode the lease lasts until the
     /// session is over. When steady mode is turned off, the lease lasts for its full duration from now on.
-    pub fn set_steady(&self, steady: bool) {
-        self.lease.set_steady(steady);
+    pub fn set_endless(&self, steady: bool) {
+        self.lease.set_endless(steady);
         self.renewal_wake.notify_one();
         self.notify_all();
     }
@@ -249,7 +249,7 @@ impl SessionStore {
         &self,
         directory: &Arc<str>,
         path_label: &Arc<PathLabel>,
-        tag: &Tag,
+        tag: &AcquisitionTag,
         mode: Mode,
     ) -> Arc<Node> {
         let mut record = self.record.lock();
@@ -304,7 +304,7 @@ impl SessionStore {
 
     /// Records that this node is no longer kept between uses, and is deleted after its last use. A contender that waits
     /// behind the node then need not request that this process give the node up.
-    pub(crate) fn mark_closing(&self, node: &Arc<Node>) {
+    pub(crate) fn mark_node_closing(&self, node: &Arc<Node>) {
         let mut record = self.record.lock();
         record.closing.retain(|node| node.strong_count() > 0);
         record.closing.push(Arc::downgrade(node));

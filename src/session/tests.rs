@@ -11,7 +11,7 @@ use async_trait::async_trait;
 
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
-use crate::queue::node_name::Tag;
+use crate::queue::node_name::AcquisitionTag;
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::Node;
@@ -32,7 +32,7 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
         Box::pin(pending())
     }
 
-    fn is_kept_by_reads(&self) -> bool {
+    fn is_kept_alive_by_reads(&self) -> bool {
         true
     }
 
@@ -62,7 +62,7 @@ impl SessionStore {
 
     /// Adds a node that waits at this path.
     pub(super) fn enter(&self, path: String) -> Arc<Node> {
-        let tag = Tag::new(Dialect::Native, "host~id".to_owned());
+        let tag = AcquisitionTag::new(Dialect::Native, "host~id".to_owned());
         let node = self.new_node(&Arc::from("/lock"), &PathLabel::new(&Arc::from("/lock"), None), &tag, Mode::Write);
         node.waits_at(path);
         self.add_node(&node);
@@ -124,8 +124,8 @@ impl<A: Answers> Session for Stub<A> {
         Box::pin(pending())
     }
 
-    fn is_kept_by_reads(&self) -> bool {
-        self.0.is_kept_by_reads()
+    fn is_kept_alive_by_reads(&self) -> bool {
+        self.0.is_kept_alive_by_reads()
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {

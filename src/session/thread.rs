@@ -39,12 +39,12 @@ static PROCESS: of_process::AtomicU32 = of_process::AtomicU32::new(0);
 
 /// Returns whether this process was forked after its parent had connected. This is cheap unless the process is a fork:
 /// the system is asked for the process id at most about once in [`FORK_CHECK_EVERY`].
-pub(crate) fn is_forked() -> bool {
-    since_boot_or_forked() == FORKED
+pub(crate) fn is_in_forked_process() -> bool {
+    since_boot_unless_forked() == FORKED
 }
 
-/// The time that [`since_boot_or_forked`] returns in a forked process. This time is later than the end of every lease
-/// of a session with servers. So in the child, all copies of such leases are invalid.
+/// The time that [`since_boot_unless_forked`] returns in a forked process. This time is later than the end of every
+/// lease of a session with servers. So in the child, all copies of such leases are invalid.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
 /// How long an answer of `std::process::id` is used, in nanoseconds. The call enters the kernel, which would be slow
@@ -58,7 +58,7 @@ static FORK_CHECKED_AT: of_process::AtomicU64 = of_process::AtomicU64::new(0);
 /// Returns the time since boot, or [`FORKED`] in a process that was forked after its parent had connected. A fork may
 /// be noticed [`FORK_CHECK_EVERY`] late. Real sessions use this clock for their leases, because a forked process cannot
 /// serve its parent's sessions.
-pub(crate) fn since_boot_or_forked() -> Moment {
+pub(crate) fn since_boot_unless_forked() -> Moment {
     let now = since_boot();
     let at = nanos(now);
     if at.wrapping_sub(FORK_CHECKED_AT.load(Ordering::Relaxed)) < FORK_CHECK_EVERY {
@@ -118,7 +118,7 @@ pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
 
 impl BackgroundThread {
     /// Returns the background thread of this process. Starts it if there is none.
-    pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
+    pub(crate) fn get_or_start() -> io::Result<Arc<BackgroundThread>> {
         let _result = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         let mut current = BACKGROUND.lock();
         if let Some(background) = current.upgrade() {
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn only_the_library_threads_are_known_as_ours() {
-        let background = BackgroundThread::get().expect("a thread");
+        let background = BackgroundThread::get_or_start().expect("a thread");
         let is_ours = background.spawn_with_handle(async { user_thread::is_library_thread() }).expect("a thread");
         assert!(pollster::block_on(is_ours).expect("a thread").expect("no panic"));
         assert!(!user_thread::is_library_thread());
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_timer_fires_while_the_thread_is_blocked() {
-        let background = BackgroundThread::get().expect("a thread");
+        let background = BackgroundThread::get_or_start().expect("a thread");
         let (go_on, blocked) = std::sync::mpsc::channel::<()>();
         background.spawn(async move { _ = blocked.recv() });
         pollster::block_on(sleep(Duration::from_millis(10)));
@@ -190,7 +190,7 @@ mod tests {
                 panic!("a panic of a destructor");
             }
         }
-        let background = BackgroundThread::get().expect("a thread");
+        let background = BackgroundThread::get_or_start().expect("a thread");
         let panicked = background
             .spawn_with_handle(async { assert!(!user_thread::is_library_thread(), "a panic of a task") })
             .expect("a thread");

@@ -20,7 +20,7 @@ use tracing::{Dispatch, Level, Span};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
-use crate::telemetry::user_thread::{UserThread, catch_panic, is_library_thread};
+use crate::telemetry::user_thread::{UserCodeThread, catch_panic, is_library_thread};
 use crate::telemetry::{meter, names};
 
 /// Closing a client waits at most this long for the subscriber. The drop of a client's last handle also waits at most
@@ -31,7 +31,7 @@ pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 /// only counted.
 const EVENTS: usize = 4_096;
 
-static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
+static LOG_THREAD: UserCodeThread = UserCodeThread::new("zk-rwlock-log");
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 

@@ -41,7 +41,7 @@ use metrics::{Key, Level, Metadata, Recorder, Unit, describe_counter, describe_g
 
 use crate::sync::Mutex;
 pub use crate::telemetry::names::*;
-use crate::telemetry::user_thread::{UserThread, catch_panic};
+use crate::telemetry::user_thread::{UserCodeThread, catch_panic};
 
 // A recorder is the user's code, which may block or panic. So the other threads only note the changes, and a separate
 // thread reports the changes to the recorder. While it calls the recorder, that thread holds no mutex of the library.
@@ -108,7 +108,7 @@ static PENDING: Mutex<PendingMetrics> = Mutex::new(PendingMetrics {
     is_collecting: false,
 });
 
-static METRICS_THREAD: UserThread = UserThread::new("zk-rwlock-metrics");
+static METRICS_THREAD: UserCodeThread = UserCodeThread::new("zk-rwlock-metrics");
 
 struct PendingMetrics {
     changes: MetricChanges,

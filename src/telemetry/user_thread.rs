@@ -32,7 +32,7 @@ pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// A thread for the user's code. It starts with the first piece of work, and runs until the process ends.
-pub(crate) struct UserThread {
+pub(crate) struct UserCodeThread {
     name: &'static str,
     /// The sender of work to the thread, and the id of the process that started the thread. A forked child of that
     /// process does not have the thread. So the first call of `enqueue` in the child starts another thread.
@@ -40,9 +40,9 @@ pub(crate) struct UserThread {
     waiting: AtomicUsize,
 }
 
-impl UserThread {
-    pub(crate) const fn new(name: &'static str) -> UserThread {
-        UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
+impl UserCodeThread {
+    pub(crate) const fn new(name: &'static str) -> UserCodeThread {
+        UserCodeThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
     /// Queues `work` behind all earlier work, and returns immediately. If the thread cannot be started, returns
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn blocking_or_panicking_work_stops_one_thread() {
-        static THREAD: UserThread = UserThread::new("a user thread");
+        static THREAD: UserCodeThread = UserCodeThread::new("a user thread");
         let (sender, receiver) = mpsc::channel();
         assert!(THREAD.flush(Duration::ZERO), "no work waits");
         THREAD.enqueue(|| panic!("a panic of a subscriber"));

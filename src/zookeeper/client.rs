@@ -15,12 +15,12 @@ use crate::queue::quoted::quoted;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::retry::run_until;
-use crate::session::thread::{BackgroundThread, is_forked, panic_message, sleep};
+use crate::session::thread::{BackgroundThread, is_in_forked_process, panic_message, sleep};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::log::{self, FAREWELL};
 use crate::telemetry::user_thread;
 use crate::zookeeper::abilities::ClickHouseMark;
-use crate::zookeeper::connect::{ReconnectSchedule, new_session};
+use crate::zookeeper::connect::{NewSessionSchedule, new_session};
 use crate::zookeeper::connections::ConnectConfig;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
@@ -58,13 +58,13 @@ struct ClientSessions {
     keeper: Arc<ClickHouseMark>,
     /// The attempt to open a session, if an attempt is under way. All callers wait for the same attempt, so that many
     /// callers open only one session.
-    opening: Mutex<Option<OpeningOutcome>>,
+    opening: Mutex<Option<OpeningReceiver>>,
     closed: watch::Sender<bool>,
     outage: Arc<Outage>,
 }
 
 /// The outcome of an attempt to open a session, which all callers await. `None` until the attempt has ended.
-type OpeningOutcome = watch::Receiver<Option<Result<(), Failure>>>;
+type OpeningReceiver = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
     /// Connects with default options, and waits until a session is established. `servers` is a list
@@ -158,10 +158,10 @@ impl ZooKeeperBuilder {
         self.check()?;
         let servers = ConnectString::parse(servers.as_ref())?;
         self.check_encryption(&servers)?;
-        if is_forked() {
+        if is_in_forked_process() {
             return Err(Error::Closed(Ending::Forked));
         }
-        let background = BackgroundThread::get().map_err(|error| Error::Refused {
+        let background = BackgroundThread::get_or_start().map_err(|error| Error::Refused {
             operation: "start the thread for",
             path: servers.as_str().to_owned(),
             reason: error.to_string(),
@@ -175,7 +175,7 @@ impl ZooKeeperBuilder {
             closed: watch::Sender::new(false),
             outage: Arc::default(),
         };
-        let opened = ensemble.open_session().await.and_then(|session| ensemble.add_session(session, 0));
+        let opened = ensemble.open_session().await.and_then(|session| ensemble.add_session_and_reserve(session, 0));
         opened.map_err(|failure| match failure {
             Failure::Refused(problem) => Error::invalid(format!("servers {}: {problem}", quoted(servers.as_str()))),
             failure => Error::from_failure(failure, "connect to", servers.as_str()),
@@ -263,7 +263,7 @@ impl Drop for ClientSessions {
     /// Each guard has a reference to these `ClientSessions`. So when this drop runs, no guard is left, and only
     /// removals of nodes in the background still use a session. The session is closed after the last of these removals.
     fn drop(&mut self) {
-        if is_forked() {
+        if is_in_forked_process() {
             // The sessions belong to the parent process. They are not dropped, because a thread of the parent may have
             // held a mutex inside a session during the fork, and the drop would wait for that mutex for ever.
             std::mem::forget(std::mem::take(&mut *self.sessions.lock()));
@@ -292,13 +292,13 @@ impl ClientSessions {
     /// belong to its parent. `None` if sessions may be used.
     fn why_closed(&self) -> Option<Ending> {
         let closed = || self.closed.borrow().then_some(Ending::Closed);
-        if is_forked() { Some(Ending::Forked) } else { closed() }
+        if is_in_forked_process() { Some(Ending::Forked) } else { closed() }
     }
 
     /// Reserves `own_bytes` for paths of nodes on the oldest live session that has so many bytes free, and marks that
     /// session as used. Also drops each session that is over, and each unused session except the oldest live one. If
     /// sessions are over, reports the end of the oldest of them to [`Outage`].
-    fn reserve_on_live_session(&self, own_bytes: usize) -> Option<SessionSlot> {
+    fn prune_and_reserve_slot(&self, own_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let over: Vec<_> = sessions.extract_if(.., |session| session.lease().ending().is_some()).collect();
         let session_slot = sessions.iter().find_map(|session| {
@@ -312,7 +312,7 @@ impl ClientSessions {
         if let Some(first) = over.first()
             && let Some((lost, ending)) = first.lease().disconnected_since().zip(first.lease().ending())
         {
-            self.outage.record_start(lost, ReconnectSchedule::after_loss(first.lease()), ending);
+            self.outage.record_start(lost, NewSessionSchedule::after_loss(first.lease()), ending);
         }
         drop((over, idle));
         session_slot
@@ -348,11 +348,11 @@ impl ClientSessions {
     ///
     /// The attempt runs in a task of its own. So a caller whose future is not polled does not delay other callers. If
     /// all callers are dropped, only this one attempt goes on.
-    fn reserve_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningOutcome> {
+    fn reserve_or_begin_opening(self: &Arc<Self>, own_bytes: usize) -> Result<SessionSlot, OpeningReceiver> {
         let mut opening = self.opening.lock();
         // A successful attempt adds its session to the list before it sets `opening` to `None`. So if `opening`, which
         // is locked here, is `None`, the session of the last successful attempt is already in the list.
-        if let Some(session_slot) = self.reserve_on_live_session(own_bytes) {
+        if let Some(session_slot) = self.prune_and_reserve_slot(own_bytes) {
             return Ok(session_slot);
         }
         // If the sender of the outcome is gone, the task of the attempt has ended without an outcome, and this call
@@ -370,7 +370,7 @@ impl ClientSessions {
                 connected = connecting => connected,
             };
             let Some(ensemble) = ensemble.upgrade() else { return };
-            let outcome = connected.and_then(|session| ensemble.add_session(session, own_bytes)).map(drop);
+            let outcome = connected.and_then(|session| ensemble.add_session_and_reserve(session, own_bytes)).map(drop);
             if let Err(failure) = &outcome {
                 ensemble.outage.record_failure(failure);
             }
@@ -394,7 +394,7 @@ impl ClientSessions {
     /// Dropping the returned future gives up the attempt.
     fn open_session(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (config, background) = (self.config.clone(), Arc::clone(&self.background));
-        let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.reconnect_schedule());
+        let (keeper, reconnect) = (Arc::clone(&self.keeper), self.outage.new_session_schedule());
         let attempt = new_session(config, background, keeper, reconnect);
         let attempt = OptionFuture::from(self.background.spawn_with_handle(attempt));
         async move {
@@ -408,7 +408,11 @@ impl ClientSessions {
 
     /// Adds a new session to the list, where other callers find it, and reserves `own_bytes` on the session. Fails if a
     /// session cannot hold so many bytes of paths, or if this client was closed meanwhile.
-    fn add_session(&self, session: Arc<ZooKeeperSession>, own_bytes: usize) -> Result<SessionSlot, Failure> {
+    fn add_session_and_reserve(
+        &self,
+        session: Arc<ZooKeeperSession>,
+        own_bytes: usize,
+    ) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{own_bytes} bytes of paths are too many for a session"));
         let session_slot = session.reserve_slot(own_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions.lock();

@@ -13,8 +13,8 @@ use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::ClickHouseMark;
-use crate::zookeeper::connection::{AttemptFailure, ConnectTarget, reconnect_jitter};
-use crate::zookeeper::connections::{ConnectConfig, ServerFinder};
+use crate::zookeeper::connection::{AttemptFailure, ConnectTarget, new_session_jitter};
+use crate::zookeeper::connections::{ConnectConfig, ConnectDriver};
 use crate::zookeeper::link::OpenedConnection;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::probe_for_reason;
@@ -28,21 +28,21 @@ const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
 /// When a new session may replace a lost one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ReconnectSchedule {
+pub(super) struct NewSessionSchedule {
     /// When the lost session sent the newest of its requests that were answered.
     answered: Moment,
     /// When the first attempt to open a new session may start.
     due: Moment,
 }
 
-impl ReconnectSchedule {
+impl NewSessionSchedule {
     /// Returns when a new session may replace the session of this lease. Returns `None` unless that session has expired
     /// or was replaced. It was replaced if a server gave the client another session on a reconnect.
-    pub(super) fn after_loss(lease: &Lease) -> Option<ReconnectSchedule> {
+    pub(super) fn after_loss(lease: &Lease) -> Option<NewSessionSchedule> {
         let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
-        let (answered, ended) = lease.last_answer_and_end().filter(|_| is_lost)?;
-        let due = ended + reconnect_jitter(ended.saturating_sub(answered), lease.timeout(), random());
-        Some(ReconnectSchedule { answered, due })
+        let (answered, ended) = lease.last_answered_sent_at_and_end().filter(|_| is_lost)?;
+        let due = ended + new_session_jitter(ended.saturating_sub(answered), lease.timeout(), random());
+        Some(NewSessionSchedule { answered, due })
     }
 
     /// Returns the time until the first attempt may start: at most half of `bound`, which is the time limit for all
@@ -54,7 +54,7 @@ impl ReconnectSchedule {
     /// Returns a random pause between two rounds of attempts.
     fn next_pause(self, now: Moment, options: &ZooKeeperBuilder) -> Duration {
         let away = now.saturating_sub(self.answered);
-        reconnect_jitter(away, options.session_timeout.min(options.opening_time_limit()), random())
+        new_session_jitter(away, options.session_timeout.min(options.opening_time_limit()), random())
     }
 }
 
@@ -65,8 +65,8 @@ impl ReconnectSchedule {
 /// If the session replaces a `lost` one, a random pause follows each failed round of attempts, so that not all clients
 /// of an ensemble come back within a second.
 async fn open_or_resume_session(
-    finder: &mut ServerFinder,
-    lost: Option<ReconnectSchedule>,
+    finder: &mut ConnectDriver,
+    lost: Option<NewSessionSchedule>,
     session: Option<(&zk::SessionInfo, Duration)>,
 ) -> Result<(OpenedConnection, ConnectTarget, Moment), zk::Error> {
     finder.begin_all_lookups();
@@ -95,8 +95,8 @@ async fn open_or_resume_session(
 /// connection may be silent. That time depends on the session timeout, so a shorter session timeout needs a new
 /// connection.
 async fn open_with_granted_timeout(
-    finder: &mut ServerFinder,
-    lost: Option<ReconnectSchedule>,
+    finder: &mut ConnectDriver,
+    lost: Option<NewSessionSchedule>,
     bound: Duration,
 ) -> Result<(OpenedConnection, ConnectTarget, Moment), zk::Error> {
     if let Some(lost) = lost {
@@ -115,7 +115,7 @@ async fn open_with_granted_timeout(
             "the server grants a shorter session timeout than requested: ask for no more, or raise its maxSessionTimeout"
         );
         let ConnectConfig { servers, options } = finder.config.clone();
-        *finder = ServerFinder::new(ConnectConfig { servers, options: options.with_granted_timeout(timeout) });
+        *finder = ConnectDriver::new(ConnectConfig { servers, options: options.with_granted_timeout(timeout) });
         let session = connection.client.session().clone();
         drop(connection);
         (connection, target, _) = open_or_resume_session(finder, lost, Some((&session, timeout))).await?;
@@ -129,10 +129,10 @@ pub(super) async fn new_session(
     config: ConnectConfig,
     background: Arc<BackgroundThread>,
     keeper: Arc<ClickHouseMark>,
-    lost: Option<ReconnectSchedule>,
+    lost: Option<NewSessionSchedule>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let (servers, bound) = (config.servers.as_str(), config.options.opening_time_limit());
-    let mut finder = ServerFinder::new(config.clone());
+    let mut finder = ConnectDriver::new(config.clone());
     let opened = open_with_granted_timeout(&mut finder, lost, bound);
     let (connection, target, started) = tokio::select! {
         biased;
@@ -206,17 +206,17 @@ mod tests {
             let store = SessionStore::new(Lease::with_clock(30 * second, Box::new(clock)));
             store.record_begin(second);
             store.record_end_and_report(why);
-            ReconnectSchedule::after_loss(store.lease())
+            NewSessionSchedule::after_loss(store.lease())
         };
         for why in [Ending::Closed, Ending::AuthFailed] {
             assert!(over(why).is_none(), "{why}");
         }
         for why in [Ending::Expired, Ending::Replaced] {
-            let ReconnectSchedule { answered, due } = over(why).unwrap();
+            let NewSessionSchedule { answered, due } = over(why).unwrap();
             assert_eq!(answered, second);
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
-        assert!(ReconnectSchedule::after_loss(&Lease::new(second)).is_none(), "the session is not over");
+        assert!(NewSessionSchedule::after_loss(&Lease::new(second)).is_none(), "the session is not over");
         let due: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
         assert!(due.len() > 1, "all clients come back at the same moment");
     }
@@ -225,7 +225,7 @@ mod tests {
     fn the_first_pause_is_at_most_half_the_connect_timeout() {
         let second = Duration::from_secs(1);
         let pause =
-            |due: Moment| ReconnectSchedule { answered: Moment::ZERO, due }.first_pause(10 * second, 10_000 * second);
+            |due: Moment| NewSessionSchedule { answered: Moment::ZERO, due }.first_pause(10 * second, 10_000 * second);
         assert_eq!(pause(100_000 * second), 5_000 * second);
         assert_eq!(pause(1_000 * second), 990 * second);
         assert_eq!(pause(Moment::ZERO), Duration::ZERO);
@@ -235,7 +235,7 @@ mod tests {
     fn tries_are_separated_by_random_pauses() {
         let second = Duration::from_secs(1);
         let options = ZooKeeperBuilder::new().session_timeout(10 * second);
-        let lost = ReconnectSchedule { answered: Moment::ZERO, due: Moment::ZERO };
+        let lost = NewSessionSchedule { answered: Moment::ZERO, due: Moment::ZERO };
         let pauses: BTreeSet<_> = (0..20).map(|_| lost.next_pause(40 * second, &options)).collect();
         assert!(pauses.len() > 10, "{pauses:?}");
     }

@@ -53,7 +53,7 @@ const LEAVES_OF_ONE: u32 = 3;
 const MOST_ATTEMPTS: u32 = 40;
 
 /// Returns how long the first attempt to connect to an address may take, unless a shorter read timeout is set.
-pub fn attempt_limit(session_timeout: Duration) -> Duration {
+pub fn attempt_time_limit(session_timeout: Duration) -> Duration {
     if session_timeout < LONG_TIMEOUT { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
 }
 
@@ -65,7 +65,7 @@ pub fn attempt_limit(session_timeout: Duration) -> Duration {
 /// limit is at most 8/9 of `rides_out`. It is also at most a third of the session timeout, but never below the time
 /// limit of an attempt to connect. If the session timeout is below [`LONG_TIMEOUT`], the two limits are equal.
 pub(crate) fn silence_limit(session_timeout: Duration, rides_out: Duration) -> Duration {
-    let attempt = attempt_limit(session_timeout);
+    let attempt = attempt_time_limit(session_timeout);
     let longest = if session_timeout < LONG_TIMEOUT { attempt } else { session_timeout / 3 };
     longest.min(rides_out * 8 / 9).max(attempt)
 }
@@ -88,7 +88,7 @@ const PART: u32 = 4;
 ///
 /// The first pause begins when the client knows that its session is over. Each later pause begins after a failed round
 /// of attempts.
-pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) -> Duration {
+pub fn new_session_jitter(away: Duration, session_timeout: Duration, random: u64) -> Duration {
     let longest = (away / PART).min(session_timeout / LONGEST);
     longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)
 }

@@ -1,4 +1,4 @@
-//! The connections of one session, one after another. [`ServerFinder`] makes the attempts to connect, and [`Attempts`]
+//! The connections of one session, one after another. [`ConnectDriver`] makes the attempts to connect, and [`Attempts`]
 //! decides where and when. When a connection is lost, [`SessionConnections::serve_session`] resumes the session on a
 //! new one.
 //!
@@ -31,12 +31,12 @@ use crate::sync::{Mutex, mpsc, random, watch};
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::zookeeper::abilities::ServerFeatures;
-use crate::zookeeper::connection::{AttemptFailure, Attempts, ConnectStep, ConnectTarget, reconnect_jitter};
+use crate::zookeeper::connection::{AttemptFailure, Attempts, ConnectStep, ConnectTarget, new_session_jitter};
 use crate::zookeeper::link::{ConnectionEnd, OpenedConnection, drop_catching_panic};
 use crate::zookeeper::lookup::look_up_addresses;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{ConnectionRecord, RequestPipeline};
-use crate::zookeeper::security::OwnRights;
+use crate::zookeeper::security::AclPolicy;
 use crate::zookeeper::servers::ConnectString;
 use crate::zookeeper::translate::{self, commit};
 use crate::zookeeper::watches::{WatchKind, Watches};
@@ -105,7 +105,7 @@ impl ConnectConfig {
 type ServerLookupResult = Result<Vec<Option<SocketAddr>>, String>;
 
 /// Makes one attempt to connect after another, and looks up the servers' names meanwhile.
-pub(super) struct ServerFinder {
+pub(super) struct ConnectDriver {
     pub(super) config: ConnectConfig,
     pub(super) attempts: Attempts,
     /// For each server, whether its look-up is under way, or waits to begin.
@@ -113,12 +113,12 @@ pub(super) struct ServerFinder {
     pending: FuturesUnordered<BoxFuture<'static, (usize, ServerLookupResult)>>,
 }
 
-impl ServerFinder {
+impl ConnectDriver {
     /// Returns the finder of a client that has not connected yet.
-    pub(super) fn new(config: ConnectConfig) -> ServerFinder {
-        let attempts = Attempts::new(config.options.session_timeout, config.options.attempt_limit());
+    pub(super) fn new(config: ConnectConfig) -> ConnectDriver {
+        let attempts = Attempts::new(config.options.session_timeout, config.options.attempt_time_limit());
         let is_under_way = vec![false; config.servers.each.len()];
-        ServerFinder { config, attempts, is_under_way, pending: FuturesUnordered::new() }
+        ConnectDriver { config, attempts, is_under_way, pending: FuturesUnordered::new() }
     }
 
     /// Begins to look up each server. Ignores the answers of look-ups that are still under way.
@@ -209,7 +209,7 @@ pub(super) struct SessionConnections {
     pub(super) background: Arc<BackgroundThread>,
     /// Says as which user this client is authenticated, for error messages.
     pub(super) whom: String,
-    pub(super) rights: OwnRights,
+    pub(super) rights: AclPolicy,
     pub(super) features: ServerFeatures,
     /// The length in bytes of the root, which is the path at the end of the connect string.
     pub(super) root_bytes: usize,
@@ -277,7 +277,7 @@ impl SessionConnections {
     pub(super) async fn serve_session(
         self: Arc<Self>,
         mut served: ServedConnection,
-        mut finder: ServerFinder,
+        mut finder: ConnectDriver,
         mut leaves: mpsc::UnboundedReceiver<LeaveServerRequest>,
     ) {
         let mut is_told_lost = false;
@@ -296,7 +296,7 @@ impl SessionConnections {
                 () = self.pipeline.wanted.notified(), if served.unready.is_some() => {
                     match self.make_ready(&served).await {
                         Ok(()) => {
-                            self.mark_connected(&mut served, &mut finder.attempts, true);
+                            self.adopt_connection(&mut served, &mut finder.attempts, true);
                             continue;
                         }
                         Err(why) => why,
@@ -362,7 +362,7 @@ impl SessionConnections {
     /// Ends the session, and returns the failure for the request under way. The caller has seen that a new transaction
     /// has an id that is not higher than an earlier id. So the ensemble has gone back to an earlier state, in which
     /// other contenders may hold this session's locks.
-    pub(super) fn end_session_after_restore(&self) -> Failure {
+    pub(super) fn end_after_ensemble_restore(&self) -> Failure {
         emit!(ERROR, session = self.hex_session_id(), "the ensemble has gone back to an earlier state");
         self.end_session(Ending::Expired);
         Failure::Over(Ending::Expired)
@@ -393,7 +393,7 @@ impl SessionConnections {
     /// is up to an eighth of the session timeout. Without the random time, all clients of an ensemble would open new
     /// sessions at the same moment.
     async fn until_presumed_expired(&self) {
-        let (lease, spread) = (self.store.lease(), reconnect_jitter(self.granted / 2, self.granted, random()));
+        let (lease, spread) = (self.store.lease(), new_session_jitter(self.granted / 2, self.granted, random()));
         while let Some(left) = (lease.last_answered_sent_at() + self.granted * 7 / 5 + spread).checked_sub(lease.now())
         {
             sleep(left.max(Duration::from_millis(1))).await;
@@ -455,7 +455,7 @@ impl SessionConnections {
     /// If `is_ready` is `false`, the session is idle: no request waits, and no watch has to be armed. The session then
     /// counts as connected, although its connection is not ready. When the next request comes,
     /// [`SessionConnections::serve_session`] makes the connection ready.
-    pub(super) fn mark_connected(&self, served: &mut ServedConnection, attempts: &mut Attempts, is_ready: bool) {
+    pub(super) fn adopt_connection(&self, served: &mut ServedConnection, attempts: &mut Attempts, is_ready: bool) {
         *self.server.lock() = Some(self.config.address_text(served.target));
         if is_ready {
             attempts.record_ready(served.target);
@@ -506,7 +506,7 @@ impl SessionConnections {
 
     /// Tries one address after another until a connection has resumed the session. Fails if the session is over, or if
     /// a server refuses the credentials.
-    async fn resume_session(self: &Arc<Self>, finder: &mut ServerFinder) -> Result<ServedConnection, Ending> {
+    async fn resume_session(self: &Arc<Self>, finder: &mut ConnectDriver) -> Result<ServedConnection, Ending> {
         finder.begin_all_lookups();
         loop {
             let (target, limit, handshake, opened) =
@@ -526,7 +526,7 @@ impl SessionConnections {
                     let mut served = self.start_serving(connection, target);
                     match self.make_ready_unless_idle(&served, handshake).await {
                         Ok(is_ready) => {
-                            self.mark_connected(&mut served, &mut finder.attempts, is_ready);
+                            self.adopt_connection(&mut served, &mut finder.attempts, is_ready);
                             return Ok(served);
                         }
                         Err(ConnectionEnd::Over(ending)) => {
@@ -635,7 +635,7 @@ impl SessionConnections {
     }
 
     /// Arms all watches of the session again, and checks whether all nodes of the session exist. If one of the nodes is
-    /// gone, calls [`SessionConnections::end_session_if_restored`].
+    /// gone, calls [`SessionConnections::end_if_ensemble_restored`].
     async fn rearm_watches(&self, client: &zk::Client) -> Result<(), ConnectionEnd> {
         let lease = self.store.lease();
         let mut checked = lease.now();
@@ -681,7 +681,7 @@ impl SessionConnections {
         }
         let gone = gone.lock().take();
         match gone {
-            Some(path) => self.end_session_if_restored(client, &path).await,
+            Some(path) => self.end_if_ensemble_restored(client, &path).await,
             None => Ok(()),
         }
     }
@@ -693,9 +693,9 @@ impl SessionConnections {
     /// Only the answer to a write shows the present transaction id of the ensemble. So this check creates, sets and
     /// deletes a node of its own in one transaction. The node lies in the directory of the missing node, or, if that is
     /// gone, in the nearest directory above that exists.
-    async fn end_session_if_restored(&self, client: &zk::Client, path: &str) -> Result<(), ConnectionEnd> {
+    async fn end_if_ensemble_restored(&self, client: &zk::Client, path: &str) -> Result<(), ConnectionEnd> {
         let newest = self.store.newest_zxid();
-        let mut directory = contract::parent_for_check_node(path);
+        let mut directory = contract::temporary_node_directory(path);
         loop {
             let path = format!("{}/session-{}", directory.trim_end_matches('/'), self.hex_session_id());
             let operations = [
@@ -706,7 +706,7 @@ impl SessionConnections {
             ];
             match commit(client, &operations, &self.rights.acl, &self.whom).await {
                 Ok((_, zxid)) if zxid <= newest => {
-                    self.end_session_after_restore();
+                    self.end_after_ensemble_restore();
                     return Err(ConnectionEnd::Over(Ending::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {

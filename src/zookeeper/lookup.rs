@@ -94,7 +94,7 @@ fn join_or_begin_lookup(
 }
 
 /// Connects to the first of these addresses that accepts the connection. If none does, returns the error of the last.
-pub(super) async fn connect_to_first(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+pub(super) async fn connect_to_one_of(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
         match TcpStream::connect(*address).await {

@@ -7,11 +7,11 @@ use zookeeper_client as zk;
 use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::lease::Lease;
-use crate::session::thread::since_boot_or_forked;
-use crate::zookeeper::connection::{attempt_limit, silence_limit};
+use crate::session::thread::since_boot_unless_forked;
+use crate::zookeeper::connection::{attempt_time_limit, silence_limit};
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
-use crate::zookeeper::security::{Acl, Credentials, OwnRights};
+use crate::zookeeper::security::{Acl, AclPolicy, Credentials};
 use crate::zookeeper::servers::{CLEAR, ConnectString, ENCRYPTED};
 #[cfg(feature = "tls")]
 use crate::zookeeper::tls::Tls;
@@ -283,28 +283,28 @@ impl ZooKeeperBuilder {
 
     /// Returns how long a connection may be silent: the read timeout, or else the default.
     pub(super) fn silence_limit(&self) -> Duration {
-        let rides_out = self.new_lease().rides_out(attempt_limit(self.session_timeout));
+        let rides_out = self.new_lease().survivable_break(attempt_time_limit(self.session_timeout));
         self.read_timeout.unwrap_or_else(|| silence_limit(self.session_timeout, rides_out))
     }
 
     /// Returns how long the first attempt to connect to an address may take.
-    pub(super) fn attempt_limit(&self) -> Duration {
-        attempt_limit(self.session_timeout).min(self.silence_limit())
+    pub(super) fn attempt_time_limit(&self) -> Duration {
+        attempt_time_limit(self.session_timeout).min(self.silence_limit())
     }
 
     /// Returns the longest break of the connection that a session with this lease survives without the loss of a lock,
     /// whenever the break begins.
     pub(super) fn longest_survivable_break(&self, lease: &Lease) -> Duration {
-        let (silence, rides_out) = (self.silence_limit(), lease.rides_out(self.attempt_limit()));
+        let (silence, rides_out) = (self.silence_limit(), lease.survivable_break(self.attempt_time_limit()));
         // The client gives up a silent connection after at most 9/8 of the silence limit. If `rides_out` is shorter
         // than that, the client may still wait on the dead connection when a break of that length ends. This wait takes
         // up to the silence limit, which is longer than an attempt to connect. So the result is then computed with the
         // silence limit in place of the attempt limit.
-        if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
+        if rides_out >= silence * 9 / 8 { rides_out } else { lease.survivable_break(silence) }
     }
 
     pub(super) fn new_lease(&self) -> Lease {
-        let mut lease = Lease::with_clock(self.session_timeout, Box::new(since_boot_or_forked));
+        let mut lease = Lease::with_clock(self.session_timeout, Box::new(since_boot_unless_forked));
         if let Some(tick) = self.tick_time {
             lease = lease.with_tick_time(tick);
         }
@@ -355,10 +355,10 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns this client's own ACL, and the users as which the servers know this client.
-    pub(super) fn own_rights(&self) -> OwnRights {
+    pub(super) fn acl_policy(&self) -> AclPolicy {
         let certificate = self.has_certificate().then_some(("x509", None));
         let users = self.credentials().map(Credentials::acl_user).chain(certificate).collect();
-        OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
+        AclPolicy { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
 
     /// Returns the time limit for opening a session.
@@ -391,7 +391,7 @@ impl ZooKeeperBuilder {
         connector = self.credentials().fold(connector, |connector, it| it.add_to_connector(connector));
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
-            connector = connector.with_tls(tls.crate_options());
+            connector = connector.with_tls(tls.zk_tls_options());
         }
         connector
     }
@@ -471,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_read_timeout_limits_attempts_only_if_shorter() {
-        let limits = |options: ZooKeeperBuilder| (options.silence_limit(), options.attempt_limit());
+        let limits = |options: ZooKeeperBuilder| (options.silence_limit(), options.attempt_time_limit());
         let (limited, twelfth) = (|limit| limits(ZooKeeperBuilder::new().read_timeout(limit)), 10 * SECOND / 12);
         assert_eq!(limits(ZooKeeperBuilder::new().tick_time(2 * SECOND)), (10 * SECOND / 3, twelfth));
         assert_eq!(limited(2 * SECOND), (2 * SECOND, twelfth));
@@ -484,7 +484,7 @@ mod tests {
         let limits = |options: ZooKeeperBuilder| {
             options.check_lease().expect("renewable");
             let rides_out = options.longest_survivable_break(&options.new_lease());
-            (options.silence_limit(), options.attempt_limit(), rides_out)
+            (options.silence_limit(), options.attempt_time_limit(), rides_out)
         };
         let asked = |timeout: u32| ZooKeeperBuilder::new().session_timeout(timeout * SECOND);
         for (requested, granted) in [(60, 40), (100, 40), (3600, 4)] {

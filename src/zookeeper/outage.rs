@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::Mutex;
-use crate::zookeeper::connect::ReconnectSchedule;
+use crate::zookeeper::connect::NewSessionSchedule;
 use crate::zookeeper::connections::ConnectConfig;
 use crate::zookeeper::probe::{PROBE_LIMIT, probe_for_reason};
 
@@ -26,7 +26,7 @@ pub(super) struct Outage(Mutex<OutageState>);
 struct OutageState {
     /// When the last session lost its connection, and when a new session may replace that session. `None` before any
     /// session has ended, and from the start of a new session until its end is recorded.
-    lost: Option<(Instant, Option<ReconnectSchedule>)>,
+    lost: Option<(Instant, Option<NewSessionSchedule>)>,
     last_failure: Option<LastFailure>,
     is_probing: bool,
     /// When the last probe ended.
@@ -42,7 +42,7 @@ struct LastFailure {
 
 impl Outage {
     /// Records that the last session lost its connection at `lost`, and is over for the reason `ending`.
-    pub(super) fn record_start(&self, lost: Instant, reconnect: Option<ReconnectSchedule>, ending: Ending) {
+    pub(super) fn record_start(&self, lost: Instant, reconnect: Option<NewSessionSchedule>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
         self.record_message(ending.to_string(), ending == Ending::AuthFailed);
     }
@@ -59,7 +59,7 @@ impl Outage {
     }
 
     /// Returns when the next session may be opened, or `None` if it may be opened at once.
-    pub(super) fn reconnect_schedule(&self) -> Option<ReconnectSchedule> {
+    pub(super) fn new_session_schedule(&self) -> Option<NewSessionSchedule> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
 
@@ -144,7 +144,8 @@ mod tests {
     #[test]
     fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
-        let (servers, background) = (ConnectString::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
+        let (servers, background) =
+            (ConnectString::parse("127.0.0.1:1").unwrap(), BackgroundThread::get_or_start().unwrap());
         let config = ConnectConfig { servers, options: ZooKeeperBuilder::new() };
         let probes = || outage.start_probe_if_due(&config, &background);
         assert_eq!([probes(), probes()], [true, false], "a probe is under way");

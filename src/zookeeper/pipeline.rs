@@ -14,7 +14,7 @@ use zookeeper_client as zk;
 use crate::session::lease::Moment;
 use crate::session::request::{Ending, Failure, Reply, is_from_quorum};
 use crate::session::store::SessionStore;
-use crate::session::thread::{BackgroundThread, is_forked, sleep};
+use crate::session::thread::{BackgroundThread, is_in_forked_process, sleep};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify, OnceLock, watch};
 use crate::telemetry::user_thread::catch_panic;
@@ -180,7 +180,7 @@ impl RequestPipeline {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        if is_forked() {
+        if is_in_forked_process() {
             return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
         }
         let (reply, received) = oneshot::channel();

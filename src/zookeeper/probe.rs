@@ -16,7 +16,7 @@ use crate::session::retry::run_until;
 use crate::session::thread::sleep;
 use crate::telemetry::log::emit;
 use crate::zookeeper::connections::ConnectConfig;
-use crate::zookeeper::lookup::{TcpStream, connect_to_first, look_up_addresses};
+use crate::zookeeper::lookup::{TcpStream, connect_to_one_of, look_up_addresses};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::{ConnectString, Server};
 
@@ -93,7 +93,7 @@ pub async fn send_four_letter_word(
     let server = &servers.each[0];
     let answered = async {
         let found = look_up_addresses(&server.host_and_port(), PROBE_LIMIT).await.map_err(io::Error::other)?;
-        let mut stream = shake_hands(connect_to_first(&found).await?, &server.host, options).await?;
+        let mut stream = shake_hands_if_tls(connect_to_one_of(&found).await?, &server.host, options).await?;
         send(&mut *stream, word.as_bytes()).await?;
         let mut answer = Vec::new();
         while answer.len() < MOST && receive(&mut *stream, &mut answer).await? > 0 {}
@@ -110,7 +110,7 @@ async fn probe_server(server: &Server, options: &ZooKeeperBuilder, deadline: Ins
     let found = found.ok_or("the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
-    let stream = within_deadline(deadline, connect_to_first(&addresses)).await;
+    let stream = within_deadline(deadline, connect_to_one_of(&addresses)).await;
     let mut stream = match stream.ok_or("does not answer")? {
         Ok(stream) => stream,
         // The server has closed the connection before `connect` returned.
@@ -129,7 +129,7 @@ async fn probe_server(server: &Server, options: &ZooKeeperBuilder, deadline: Ins
         Some(Ok(_)) => return Ok(answer),
         None => {}
     }
-    let opened = within_deadline(deadline, shake_hands(stream, &server.host, options)).await;
+    let opened = within_deadline(deadline, shake_hands_if_tls(stream, &server.host, options)).await;
     let opened = opened.ok_or("takes connections, and is silent in the TLS handshake")?;
     let mut stream =
         opened.map_err(|error| tls_problem(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
@@ -215,7 +215,11 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// Makes the TLS handshake if the options have TLS. Otherwise returns the connection as it is.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
-async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn ByteStream>> {
+async fn shake_hands_if_tls(
+    stream: TcpStream,
+    host: &str,
+    options: &ZooKeeperBuilder,
+) -> io::Result<Box<dyn ByteStream>> {
     #[cfg(feature = "tls")]
     if let Some(tls) = &options.tls {
         let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;

@@ -67,7 +67,7 @@ impl Acl {
 
 /// This client's own ACL, and the users as which the servers know this client.
 #[derive(Clone, Debug)]
-pub(super) struct OwnRights {
+pub(super) struct AclPolicy {
     pub(super) acl: Acl,
     /// The scheme of each user, and the user's name if it is known.
     pub(super) users: Vec<(&'static str, Option<String>)>,
@@ -75,7 +75,7 @@ pub(super) struct OwnRights {
     pub(super) refuses: bool,
 }
 
-impl OwnRights {
+impl AclPolicy {
     /// Describes the rights that these entries of a node's ACL give beyond this client's own ACL. Returns one text for
     /// each entry with such rights.
     pub(super) fn rights_beyond_own(&self, shown: &[zk::Acl]) -> Vec<String> {
@@ -317,7 +317,7 @@ mod tests {
     fn wider_rights_are_those_that_the_own_acl_lacks() {
         let users = vec![("digest", Some("ours".to_owned()))];
         let wider = |own: Acl, shown: Acl| {
-            OwnRights { acl: own, users: users.clone(), refuses: false }.rights_beyond_own(&shown.entries).join("; ")
+            AclPolicy { acl: own, users: users.clone(), refuses: false }.rights_beyond_own(&shown.entries).join("; ")
         };
         let entry = |scheme: &str, id: &str| Acl::nobody().allow(scheme, id, Permissions::ALL);
         assert_eq!(wider(Acl::anyone(), entry("digest", "theirs:hash")), "");

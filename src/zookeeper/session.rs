@@ -25,7 +25,7 @@ use crate::telemetry::log;
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::{ClickHouseMark, ServerFeatures};
 use crate::zookeeper::connection::ConnectTarget;
-use crate::zookeeper::connections::{LeaveServerRequest, ServerFinder, SessionConnections};
+use crate::zookeeper::connections::{ConnectDriver, LeaveServerRequest, SessionConnections};
 use crate::zookeeper::link::OpenedConnection;
 use crate::zookeeper::pipeline::{RequestKind, RequestPipeline};
 use crate::zookeeper::translate::{self, commit, create_mode, is_removal};
@@ -57,7 +57,7 @@ impl ZooKeeperSession {
     /// background tasks. Fails if the options leave no time to renew the lease.
     pub(super) fn new(
         (connection, target): (OpenedConnection, ConnectTarget),
-        mut finder: ServerFinder,
+        mut finder: ConnectDriver,
         background: &Arc<BackgroundThread>,
         started: Moment,
         keeper: Arc<ClickHouseMark>,
@@ -73,7 +73,7 @@ impl ZooKeeperSession {
         keeper.mark_by_session_id(id);
         let connections = Arc::new(SessionConnections {
             pipeline: Arc::new(RequestPipeline::new(&store, background)),
-            rights: options.own_rights(),
+            rights: options.acl_policy(),
             whom: options.describe_user(),
             features: ServerFeatures::of_session(id, keeper),
             root_bytes: client.path().trim_end_matches('/').len(),
@@ -87,7 +87,7 @@ impl ZooKeeperSession {
             config: finder.config.clone(),
         });
         let mut served = connections.start_serving(connection, target);
-        connections.mark_connected(&mut served, &mut finder.attempts, true);
+        connections.adopt_connection(&mut served, &mut finder.attempts, true);
         let serving = Arc::clone(&connections).serve_session(served, finder, asked);
         background.spawn(connections.end_session_on_panic(serving).map(move |()| drop(follows)));
         let session = Arc::new(ZooKeeperSession {
@@ -193,7 +193,7 @@ impl Session for ZooKeeperSession {
                 let path =
                     if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path.to_string() };
                 if stat.czxid <= newest {
-                    Err(it.end_session_after_restore())
+                    Err(it.end_after_ensemble_restore())
                 } else {
                     Ok(translate::translate_created(path, &stat))
                 }
@@ -234,7 +234,7 @@ impl Session for ZooKeeperSession {
 
     fn data_of_each(&self, paths: &[String]) -> Reply<NodeContents> {
         if paths.len() < 2 || !self.connections.features.has_multi_read() {
-            return request::join_readable_replies(paths.iter().map(|path| self.data(path)).collect());
+            return request::join_optional_replies(paths.iter().map(|path| self.data(path)).collect());
         }
         let each: Arc<[String]> = paths.into();
         self.send_request(RequestKind::Read, &paths[0], move |client, it, first| {
@@ -278,7 +278,7 @@ impl Session for ZooKeeperSession {
         self.connections.rights.refuses
     }
 
-    fn is_kept_by_reads(&self) -> bool {
+    fn is_kept_alive_by_reads(&self) -> bool {
         self.connections.features.reads_keep_alive()
     }
 
@@ -294,7 +294,7 @@ impl Session for ZooKeeperSession {
             async move {
                 let (outcomes, newest) = commit(&client, &operations, &it.rights.acl, &it.whom).await?;
                 it.store.record_zxid(newest);
-                if (1..=before).contains(&newest) { Err(it.end_session_after_restore()) } else { Ok(outcomes) }
+                if (1..=before).contains(&newest) { Err(it.end_after_ensemble_restore()) } else { Ok(outcomes) }
             }
         })
     }

@@ -32,7 +32,7 @@ impl SocketSnapshot {
     /// Notes the connected sockets near the lowest free file descriptor. Called before the client crate connects.
     pub(super) fn take() -> SocketSnapshot {
         let lowest = File::open("/dev/null").map_or(0, |file| file.as_raw_fd());
-        SocketSnapshot { lowest, before: peers_near(lowest).collect() }
+        SocketSnapshot { lowest, before: connected_sockets_near(lowest).collect() }
     }
 
     /// Sets `TCP_NODELAY` on the sockets that are not in the snapshot and that are connected to `address`. If `address`
@@ -42,12 +42,12 @@ impl SocketSnapshot {
         let is_new = |it: &(RawFd, SocketAddr)| !self.before.contains(it);
         let is_to =
             |it: &(RawFd, SocketAddr)| address.map_or(it.1.port() == port, |address| canonical(address) == it.1);
-        let new = peers_near(self.lowest).filter(is_new).filter(is_to);
+        let new = connected_sockets_near(self.lowest).filter(is_new).filter(is_to);
         new.filter(|(number, _)| setsockopt(*number, TcpNoDelay, &true).is_ok()).count()
     }
 }
 
-fn peers_near(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
+fn connected_sockets_near(lowest: RawFd) -> impl Iterator<Item = (RawFd, SocketAddr)> {
     ((lowest - BELOW).max(0)..lowest + ABOVE).filter_map(|number| Some((number, peer_of(number)?)))
 }
 

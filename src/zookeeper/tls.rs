@@ -95,7 +95,7 @@ impl Tls {
     /// # Errors
     /// The errors of [`identity_pem`](Tls::identity_pem). After an error, the old certificate stays.
     pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
-        let (identity, own) = read_identity(certificate, key)?;
+        let (identity, own) = parse_identity(certificate, key)?;
         self.probe_certs.lock().identity = Some(own);
         self.certs.update_identity(Some(identity));
         Ok(())
@@ -119,7 +119,8 @@ impl Tls {
     /// Returns the TLS configuration for the probes' handshakes. The certificates are the same as those of the client
     /// crate.
     pub(super) fn rustls_config(&self) -> Result<ClientConfig, rustls::Error> {
-        let builder = ClientConfig::builder_with_provider(crypto_provider()).with_safe_default_protocol_versions()?;
+        let builder =
+            ClientConfig::builder_with_provider(ensure_crypto_provider()).with_safe_default_protocol_versions()?;
         let own = self.probe_certs.lock();
         let builder = builder.with_webpki_verifier(Arc::clone(&own.verifier));
         match &own.identity {
@@ -128,7 +129,7 @@ impl Tls {
         }
     }
 
-    pub(crate) fn crate_options(&self) -> zk::TlsOptions {
+    pub(crate) fn zk_tls_options(&self) -> zk::TlsOptions {
         zk::TlsOptions::new().with_certs(self.certs.clone())
     }
 }
@@ -230,14 +231,14 @@ fn parse_ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> 
     }
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()).collect();
     let lists = lists.map_err(|error| broken(&error))?;
-    let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), crypto_provider())
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), ensure_crypto_provider())
         .with_crls(lists)
         .build()
         .map_err(|error| broken(&error))?;
     Ok((zk::TlsCa::from_pem(pem).map_err(|error| broken(&error))?, verifier))
 }
 
-fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentity), Error> {
+fn parse_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentity), Error> {
     let (certificate, key) = (without_byte_order_mark(certificate), without_byte_order_mark(key));
     let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS identity: {problem}"));
     let of_chain =
@@ -249,7 +250,7 @@ fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnId
     }
     let private = PrivateKeyDer::from_pem_slice(key.as_bytes());
     let private = private.map_err(|error| broken(&format!("the private key: {}", why_unreadable(key, &error))))?;
-    let fit = CertifiedKey::from_der(chain.clone(), private.clone_key(), &crypto_provider());
+    let fit = CertifiedKey::from_der(chain.clone(), private.clone_key(), &ensure_crypto_provider());
     fit.map_err(|error| match (tls_error_advice(&error), &error) {
         (None, _) => broken(&error),
         (Some(cure), rustls::Error::InvalidCertificate(_)) => broken(&format!("the certificate: {cure}")),
@@ -261,7 +262,7 @@ fn read_identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnId
 
 /// Returns the `CryptoProvider` that the client crate will use: the process's default one. If there is none, installs
 /// `aws-lc-rs` first. Without a default, the crate would panic if the program has two providers compiled in.
-fn crypto_provider() -> Arc<CryptoProvider> {
+fn ensure_crypto_provider() -> Arc<CryptoProvider> {
     if let Some(provider) = CryptoProvider::get_default() {
         return Arc::clone(provider);
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zookeeper_client as zk;
 
 use crate::queue::metadata::LAST_WRITTEN;
-use crate::session::request::{Created, Denied, Ending, Failure, Kind, NodeContents, Operation, Outcome, Stat};
+use crate::session::request::{Created, DeniedRight, Ending, Failure, Kind, NodeContents, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn create_mode(kind: Kind) -> zk::CreateMode {
@@ -96,7 +96,9 @@ pub(super) fn translate_error(error: zk::Error, (right, node): (&'static str, &s
         zk::Error::NodeExists => Failure::NodeExists,
         zk::Error::NotEmpty => Failure::NotEmpty,
         zk::Error::BadVersion => Failure::BadVersion,
-        zk::Error::NoAuth => Failure::NoAuth(Box::new(Denied { right, node: node.to_owned(), whom: whom.to_owned() })),
+        zk::Error::NoAuth => {
+            Failure::NoAuth(Box::new(DeniedRight { right, node: node.to_owned(), whom: whom.to_owned() }))
+        }
         zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
         zk::Error::SessionExpired => Failure::Over(Ending::Expired),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),

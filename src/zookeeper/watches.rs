@@ -155,7 +155,7 @@ impl Watches {
             drop(slots);
         }
         send_events(outgoing);
-        let mut armed = ArmedWatch { watches: Arc::clone(self), key, event };
+        let mut armed = WatchReceiver { watches: Arc::clone(self), key, event };
         Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
     }
 
@@ -235,13 +235,13 @@ impl Watches {
 }
 
 /// One waiter of a watch. When this value is dropped, the waiter is removed, and with the last waiter also the watch.
-struct ArmedWatch {
+struct WatchReceiver {
     watches: Arc<Watches>,
     key: WatchKey,
     event: oneshot::Receiver<Event>,
 }
 
-impl Drop for ArmedWatch {
+impl Drop for WatchReceiver {
     fn drop(&mut self) {
         self.event.close();
         let mut slots = self.watches.slots.lock();

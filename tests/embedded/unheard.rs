@@ -201,7 +201,7 @@ fn a_hand_off_without_an_own_watch_is_confirmed_first() {
     });
     // No event of the session reaches this store, so the session's own task does not watch the waiter's node either.
     let store = Arc::new(SessionStore::new(Lease::new(10 * SECOND)));
-    store.set_steady(true);
+    store.set_endless(true);
     let line = line.with_store(&store);
     let mut waiter = writing(&RwLock::builder(&line, PATH).host("ours").build().expect("valid"));
     assert_pending!(waiter.poll());

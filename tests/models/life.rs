@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
-    Created, Denied, Ending, EntryStep, Failure, NodeName, NodeRemoval, NodeState, Phase, RemovalAnswer, RemovalReport,
+    Created, DeniedRight, Ending, EntryStep, Failure, NodeName, NodeRemoval, NodeState, Phase, RemovalAnswer,
+    RemovalReport,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -308,7 +309,7 @@ impl State {
                 Reply::Created(Ok(path))
             }
             What::Delete { signals: true, .. } if refuses_signals => {
-                let failure = Box::new(Failure::NoAuth(Box::<Denied>::default()));
+                let failure = Box::new(Failure::NoAuth(Box::<DeniedRight>::default()));
                 Reply::Done(Err(Failure::Operation { index: 0, failure }))
             }
             What::Delete { path, signals } => {
@@ -516,7 +517,7 @@ impl Model for Lives {
             Action::Refuse(me) => {
                 let refused = state.members[me].sent.pop_front()?;
                 state.members[me].is_refused = true;
-                let failure = Failure::NoAuth(Box::<Denied>::default());
+                let failure = Failure::NoAuth(Box::<DeniedRight>::default());
                 state.answers(me, refused.by, Reply::Done(Err(failure)), self.creates);
             }
             Action::Cut(me) => {

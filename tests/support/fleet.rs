@@ -19,8 +19,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
     AttemptFailure, Attempts, ConnectStep, ConnectTarget, Coordinator, Created, Ending, Event, Failure, Kind, Lease,
-    Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task, Watch, attempt_limit, keep_alive,
-    reconnect_jitter,
+    Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task, Watch, attempt_time_limit, keep_alive,
+    new_session_jitter,
 };
 
 use super::polled::now;
@@ -262,7 +262,7 @@ impl Client {
     /// Returns the attempts of a client that has tried no address yet.
     fn attempts(&self) -> Attempts {
         let timeout = self.habits.session_timeout;
-        let mut attempts = Attempts::new(timeout, attempt_limit(timeout));
+        let mut attempts = Attempts::new(timeout, attempt_time_limit(timeout));
         let addresses: Vec<_> = (1..=ADDRESSES).map(|port| Some(([127, 0, 0, 1], port).into())).collect();
         attempts.record_addresses(0, &addresses, || self.random(u64::MAX));
         attempts
@@ -303,7 +303,7 @@ impl Client {
     /// attempts, and computes the pauses between the rounds.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let lost = lost.filter(|_| self.habits.pauses);
-        let pause = |away| reconnect_jitter(away, self.habits.session_timeout, self.random(u64::MAX));
+        let pause = |away| new_session_jitter(away, self.habits.session_timeout, self.random(u64::MAX));
         let answered = lost.map(|(away, ago)| {
             Instant::now().checked_sub(away + ago).expect("the loss is after the start of the clock")
         });
@@ -378,7 +378,7 @@ impl Coordinator for Process {
                 None => {
                     let away = line.and_then(|line| {
                         line.lease()
-                            .last_answer_and_end()
+                            .last_answered_sent_at_and_end()
                             .map(|(answered, ended)| (ended - answered, line.lease().now() - ended))
                     });
                     let line = self.0.open(away).await;
@@ -473,7 +473,7 @@ impl Line {
     /// Reconnects as the library does, until the library would take the session for expired.
     async fn resume(self: Arc<Self>) {
         let Some(client) = self.client.upgrade() else { return };
-        let spread = reconnect_jitter(self.timeout / 2, self.timeout, client.random(u64::MAX));
+        let spread = new_session_jitter(self.timeout / 2, self.timeout, client.random(u64::MAX));
         let until = *locked(&self.answered) + self.timeout * 7 / 5 + spread;
         let mut attempts = client.attempts();
         drop(client);

@@ -25,16 +25,16 @@ use crate::arguments::{Arguments, Subcommand};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    if run::witness::run_if_witness() {
+    if run::key_listener::run_if_key_listener() {
         return ExitCode::SUCCESS;
     }
-    let outcome = match run::tie::become_command_if_stage()
+    let outcome = match run::tie::become_command_if_launcher()
         .map_or_else(|| Ok(Arguments::from_command_line(std::env::args_os().collect())), Err)
     {
         Err(exit) => Err(exit),
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
-            let printed = output::result_of_write(output::print_error(&error));
+            let printed = output::result_of_write(output::print_clap_error(&error));
             // clap returns --help and --version as an error whose text belongs on standard output.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }

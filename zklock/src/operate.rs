@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use zk_rwlock::{Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{AskArguments, BreakArguments, ConnectionArguments, ForgetArguments, PermitsArguments};
-use crate::connect::{self, connect_to};
+use crate::connect::{self, connect_for_path};
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
 use crate::place::{self, LockOrSemaphore};
@@ -13,7 +13,7 @@ use crate::show::table;
 
 /// Asks the holders that keep this lock between uses to give it up. Does not wait until they do.
 pub(crate) async fn ask_keepers(arguments: &AskArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
-    let zk = connect_to(&arguments.path, connection).await?;
+    let zk = connect_for_path(&arguments.path, connection).await?;
     connect::lock_at(&zk, &arguments.path, connection)?.ask().await?;
     place::report_if_missing(&zk, &arguments.path).await;
     Ok(0)
@@ -21,7 +21,7 @@ pub(crate) async fn ask_keepers(arguments: &AskArguments, connection: &Connectio
 
 /// Removes the record of the last success under `--once-in`. Fails if there is none.
 pub(crate) async fn forget_record(arguments: &ForgetArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
-    let zk = connect_to(&arguments.path, connection).await?;
+    let zk = connect_for_path(&arguments.path, connection).await?;
     match connect::lock_at(&zk, &arguments.path, connection)?.forget().await? {
         Some(done) => {
             output::print_result(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
@@ -39,7 +39,7 @@ pub(crate) async fn set_or_remove_permits(
     arguments: &PermitsArguments,
     connection: &ConnectionArguments,
 ) -> Result<u8, Exit> {
-    let zk = connect_to(&arguments.path, connection).await?;
+    let zk = connect_for_path(&arguments.path, connection).await?;
     let mut builder = Semaphore::builder(&zk, &arguments.path);
     if arguments.create {
         builder = builder.at_existing_node();
@@ -76,11 +76,11 @@ async fn remove_semaphore(semaphore: &Semaphore) -> Result<u8, Exit> {
 /// Removes the contender with the given token. Without `--yes` the user must confirm the removal. Looks for the token
 /// again after that, so another contender that has come meanwhile is never removed.
 pub(crate) async fn evict_contender(arguments: &BreakArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
-    let zk = connect_to(&arguments.path, connection).await?;
+    let zk = connect_for_path(&arguments.path, connection).await?;
     let place = LockOrSemaphore::at(&zk, &arguments.path, connection.dialect)?;
     if !arguments.yes {
         let Some(member) = place.find_contender(arguments.token).await? else {
-            return report_unknown_token(&zk, &place, arguments).await;
+            return fail_with_unknown_token(&zk, &place, arguments).await;
         };
         if !io::stdin().is_terminal() {
             return Err(Exit::usage("break asks for confirmation, but standard input is no terminal: give --yes"));
@@ -94,12 +94,16 @@ pub(crate) async fn evict_contender(arguments: &BreakArguments, connection: &Con
             output::print_result(&format!("removed {}\n", escape_controls(&member.to_string())))?;
             Ok(0)
         }
-        None => report_unknown_token(&zk, &place, arguments).await,
+        None => fail_with_unknown_token(&zk, &place, arguments).await,
     }
 }
 
 /// Fails with the message that no contender has the token. The message lists the present contenders.
-async fn report_unknown_token(zk: &ZooKeeper, place: &LockOrSemaphore, arguments: &BreakArguments) -> Result<u8, Exit> {
+async fn fail_with_unknown_token(
+    zk: &ZooKeeper,
+    place: &LockOrSemaphore,
+    arguments: &BreakArguments,
+) -> Result<u8, Exit> {
     let queue = place.queue().await?;
     place::report_if_missing(zk, &arguments.path).await;
     let now = table::queue_table(&queue, output::terminal_columns(&io::stderr()), false);

@@ -171,7 +171,7 @@ pub(crate) fn shorten_argument(argument: &str) -> String {
 
 /// Prints the help, or an error about the arguments, as clap does. An error that quotes a long argument may have a line
 /// of more than [`SHORT_LINE`] characters. Then the long lines are shortened, and the error is printed without colours.
-pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
+pub(crate) fn print_clap_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if error.use_stderr() && words.lines().any(|line| line.chars().nth(SHORT_LINE).is_some()) {
         let short = words.lines().map(|line| escape_controls(&shorten_argument(line)) + "\n").collect::<String>();
@@ -182,7 +182,7 @@ pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
 
 /// Makes JSON safe for a terminal: replaces control characters by `\u` escapes, which JSON allows within strings. ASCII
 /// white space stays, because serde_json leaves it only between values.
-pub(crate) fn escape_json(json: &str) -> String {
+pub(crate) fn escape_controls_in_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
         match is_control(character) && !character.is_ascii_whitespace() {
@@ -263,7 +263,7 @@ pub(crate) fn duration_in_two_units(time: Duration) -> String {
 }
 
 /// Returns a time without parts of a millisecond.
-pub(crate) fn truncate_to_millis(time: Duration) -> String {
+pub(crate) fn duration_text_to_millis(time: Duration) -> String {
     let whole = Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     humantime::format_duration(whole).to_string()
 }
@@ -340,7 +340,7 @@ mod tests {
     fn escaped_json_parses_to_the_same_value() {
         let foreign = serde_json::json!({ "label": "a\u{9b}31m\u{202e}b\u{7f}\u{2028}日本\n\"" });
         for json in [foreign.to_string(), format!("{foreign:#}")] {
-            let escaped = escape_json(&json);
+            let escaped = escape_controls_in_json(&json);
             assert!(!escaped.chars().any(|c| is_control(c) && c != '\n'), "{escaped:?}");
             assert!(escaped.contains("\\u009b31m\\u202eb\\u007f\\u2028日本"), "{escaped}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).expect("valid JSON"), foreign);

@@ -9,8 +9,8 @@
 //!   the foreground is left to the processes that share a pipe with zklock, such as `less` in `zklock ... | less`.
 //!   zklock receives Ctrl-C and passes it on to the command.
 //!
-//! A helper process, the witness, tells zklock whether Ctrl-C was typed ([`crate::run::witness`]). While the command
-//! has the terminal, zklock itself does not get Ctrl-C.
+//! A helper process, the key listener, tells zklock whether Ctrl-C was typed ([`crate::run::key_listener`]). While the
+//! command has the terminal, zklock itself does not get Ctrl-C.
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};

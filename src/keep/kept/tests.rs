@@ -4,7 +4,7 @@ use tokio_test::assert_pending;
 
 use super::*;
 use crate::contend::warnings::WARN_AFTER;
-use crate::keep::cache::{KeptNodeUse, PendingUse};
+use crate::keep::cache::{KeptUseShare, PendingUse};
 use crate::keep::uses::UseState;
 use crate::lock::rw_lock::RwLock;
 use crate::memory::client::Memory;
@@ -14,7 +14,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// Creates a kept READ node that is not granted, with this many waiting uses. Also returns its flag `in_vain`: whether
 /// another contender asked for the node before the second use of the node.
-fn entering(uses: usize) -> (Arc<KeptNode>, Vec<UseState<KeptNodeUse, PendingUse>>, Arc<AtomicBool>) {
+fn entering(uses: usize) -> (Arc<KeptNode>, Vec<UseState<KeptUseShare, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
     let kept = KeptNode::new(&lock.config, Mode::Read, IDLE, &in_vain);
     let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();

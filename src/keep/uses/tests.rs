@@ -81,7 +81,7 @@ impl Sequence {
             Step::Leaves(place) => {
                 let number = self.left.remove(place).number;
                 self.is_closed |= !self.is_granted && self.left.is_empty();
-                self.uses.leave_use(number)
+                self.uses.end_share(number)
             }
             Step::Granted => {
                 self.is_granted = true;
@@ -272,7 +272,7 @@ fn a_shared_use_ends_with_its_last_share() {
     assert_eq!(uses.join(Mode::Read), UseState::Runs(0));
     uses.add_guard(0);
     assert_eq!((uses.join(Mode::Write), uses.poll_state(1, &7)), (UseState::Waits(1), WAITS));
-    assert_eq!((uses.leave_use(0), uses.poll_state(1, &7)), (vec![], WAITS));
-    assert_eq!((uses.leave_use(0), uses.poll_state(1, &7)), (vec![7], RUNS));
+    assert_eq!((uses.end_share(0), uses.poll_state(1, &7)), (vec![], WAITS));
+    assert_eq!((uses.end_share(0), uses.poll_state(1, &7)), (vec![7], RUNS));
     assert_eq!(uses.joined_so_far(), 2, "a share was counted as a use");
 }

@@ -1,14 +1,14 @@
 //! Tests of names in each dialect: how they are written and parsed.
 
 use super::*;
-use crate::queue::node_name::{NodeName, Tag};
+use crate::queue::node_name::{AcquisitionTag, NodeName};
 use crate::queue::tests::fuzz_text;
 
 const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
 /// Returns the first letter of the mode, and the sequence number, of a contender's name.
 fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
-    let place = dialect.parse_place(name)?;
+    let place = dialect.parse_mode_and_sequence(name)?;
     Some((if place.mode == Mode::Read { 'R' } else { 'W' }, place.sequence))
 }
 
@@ -42,10 +42,10 @@ fn a_written_name_is_parsed_back() {
             number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
             number
         });
-        let tag = Tag::new(dialect, tag);
+        let tag = AcquisitionTag::new(dialect, tag);
         for mode in [Mode::Read, Mode::Write] {
             let name = format!("{}0000000042", tag.name_prefix(mode));
-            assert_eq!(dialect.parse_place(&name), Some(Place { mode, sequence: 42 }), "{name}");
+            assert_eq!(dialect.parse_mode_and_sequence(&name), Some(ModeAndSequence { mode, sequence: 42 }), "{name}");
             assert!(name.starts_with(&tag.name_prefix(mode)) && tag.is_tag_of(&name), "{name}");
             assert_eq!(name.len(), tag.len() + dialect.mode_marker(mode).len() + "0000000042".len(), "{name}");
             assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
@@ -159,7 +159,7 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
     fuzz_text(&samples.each_ref().map(String::as_str), |name| {
         for dialect in Dialect::ALL {
             let foreign = dialect.foreign(name);
-            let Some((tag, Place { mode, sequence })) = dialect.split_name(name) else { continue };
+            let Some((tag, ModeAndSequence { mode, sequence })) = dialect.split_name(name) else { continue };
             assert_eq!(foreign, None, "{dialect}");
             let contender = NodeName::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.as_str()), (mode, sequence, name));
@@ -167,7 +167,7 @@ fn a_fuzzed_name_has_one_parse_and_is_written_back() {
             // In Curator's dialect, a name that ends with a reader's marker is a writer's if it also contains a
             // writer's marker. So the marker of `Read` is tried, too.
             let modes = [mode, Mode::Read];
-            let tag = Tag::new(dialect, tag.to_owned());
+            let tag = AcquisitionTag::new(dialect, tag.to_owned());
             let is_written_back = |mode: &Mode| {
                 let begins = name.strip_prefix(&tag.name_prefix(*mode));
                 begins.is_some_and(|number| number.parse() == Ok(sequence))

@@ -83,12 +83,12 @@ fn turns_gives_the_same_answers_as_turn() {
 fn contenders_ahead_are_listed_in_order_of_arrival() {
     let queue = queue("RWRW");
     assert_eq!(
-        names_ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Read), &queue),
+        blocker_names(&NodeName::newcomer(Dialect::Native, Mode::Read), &queue),
         ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
     );
-    assert_eq!(names_ahead_of(&NodeName::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
+    assert_eq!(blocker_names(&NodeName::newcomer(Dialect::Native, Mode::Write), &queue).len(), 4);
     let me = NodeName::parse("h~2-READ-0000000002").unwrap();
-    assert_eq!(names_ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
+    assert_eq!(blocker_names(&me, &queue), ["h~1-WRITE-0000000001"]);
     assert_eq!(place_and_length(&me, &queue), (3, 4));
 }
 

@@ -24,7 +24,7 @@ use crate::queue::mode::Mode;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::{self, FollowedNode, PAUSE, watch_across_sessions};
+use crate::session::follow::{self, NodeWatcher, PAUSE, watch_across_sessions};
 use crate::session::presence::{self, LeaderRecheck, fail_if_session_ended};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry::{self, RetryLimit};
@@ -86,10 +86,12 @@ pub(crate) fn read_leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
                 let Some(first) = find_leader(config.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.as_str());
                 let read = call::ask_until_answered(&session, || session.data(&node));
-                match none_if_node_gone(&session, path, &first, read).await {
+                match read_unless_node_gone(&session, path, &first, read).await {
                     Ok(Some((data, stat))) => return Ok((names, Some(Leader::new(&first, &data, stat)))),
                     Ok(None) => {}
-                    Err(Failure::NoNode) => _ = presence::pause_if_leader_has(&session, &node, &mut denials).await?,
+                    Err(Failure::NoNode) => {
+                        _ = presence::await_retry_if_leader_has(&session, &node, &mut denials).await?
+                    }
                     Err(failure) => return Err(failure),
                 }
             }
@@ -103,7 +105,7 @@ pub(crate) fn read_leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
 /// Returns the output of `read`, which reads the node of the candidate `it`. Returns `None` if the ensemble's leader
 /// does not have the node. If this client's server still lists the node then, also connects to another server. If the
 /// check fails, or has no answer within a session timeout, the node counts as present.
-async fn none_if_node_gone<T>(
+async fn read_unless_node_gone<T>(
     session: &Arc<dyn Session>,
     path: &str,
     it: &NodeName,
@@ -143,18 +145,18 @@ pub(crate) fn leader_changes(config: &Arc<LockConfig>) -> LeaderChanges {
 
 struct LeaderObserver {
     config: Arc<LockConfig>,
-    seen: Mutex<LeaderUpdates>,
+    seen: Mutex<LeaderStreamState>,
 }
 
 #[derive(Default)]
-struct LeaderUpdates {
+struct LeaderStreamState {
     update: Option<LeaderUpdate>,
     /// The last item of the stream. An equal item is not yielded again. The whole leader is compared, because an ensemble that
     /// was restored from a backup gives the same term number again. Errors are compared by their text.
     last: Option<Result<Option<Leader>, String>>,
 }
 
-impl FollowedNode for LeaderObserver {
+impl NodeWatcher for LeaderObserver {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         Some(Arc::clone(&self.config.coordinator))
     }
@@ -199,7 +201,7 @@ impl FollowedNode for LeaderObserver {
                 // server lags, and denies a node that the ensemble has.
                 Err(Failure::NoNode) => {
                     if let Some(it) = first {
-                        presence::pause_if_leader_has(session, &format!("{path}/{}", it.as_str()), &mut denials)
+                        presence::await_retry_if_leader_has(session, &format!("{path}/{}", it.as_str()), &mut denials)
                             .await?;
                     }
                 }
@@ -249,10 +251,12 @@ impl LeaderObserver {
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &NodeName) -> Result<(), Failure> {
         let node = format!("{}/{}", self.config.directory, first.as_str());
         let read = retry::watch_and_read(session, &node);
-        if let Some((change, (data, stat))) = none_if_node_gone(session, &self.config.directory, first, read).await? {
+        if let Some((change, (data, stat))) =
+            read_unless_node_gone(session, &self.config.directory, first, read).await?
+        {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
             let mut look = LeaderRecheck::new(session);
-            if let Some(event) = retry::run_until(look.until_leader_answers(&node, false), change).await {
+            if let Some(event) = retry::run_until(look.until_leader_confirms(&node, false), change).await {
                 return fail_if_session_ended(session, event).await;
             }
             presence::leave_server_if_listed(session, &self.config.directory, vec![first.as_str().to_owned()]).await?;

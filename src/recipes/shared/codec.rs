@@ -78,7 +78,7 @@ impl ValueRules {
     }
 
     /// Fails unless the name of the format has 1 to 64 characters, all of them safe in the header.
-    pub(crate) fn check_name(&self) -> Result<(), Error> {
+    pub(crate) fn check_format_name(&self) -> Result<(), Error> {
         let name = &self.name;
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
         if name.is_empty() || name.len() > 64 || !name.chars().all(is_fit) {
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_format_name_has_one_to_64_plain_characters() {
-        let is_fit = |name: &str| ValueRules::new(name).check_name().is_ok();
+        let is_fit = |name: &str| ValueRules::new(name).check_format_name().is_ok();
         assert!(is_fit("j") && is_fit("json+zstd_2.1-b") && is_fit(&"j".repeat(64)));
         assert!(!is_fit("") && !is_fit("a b") && !is_fit("é") && !is_fit(&"j".repeat(65)));
     }

@@ -61,7 +61,7 @@ pub(crate) struct LocalCopy {
 }
 
 /// A value or an error, with the number of its event.
-pub(crate) type NumberedContent = (u64, Result<Arc<SeenContent>, Error>);
+pub(crate) type NumberedEvent = (u64, Result<Arc<SeenContent>, Error>);
 
 /// The content of the node at one time.
 pub(crate) struct SeenContent {
@@ -86,7 +86,7 @@ impl LocalCopy {
 
     /// Looks for an event after the event number `seen`. Returns the newest value if it came after `seen`. Otherwise
     /// returns the present error if that came after `seen`.
-    pub(crate) fn event_after(&self, seen: u64) -> Option<NumberedContent> {
+    pub(crate) fn event_after(&self, seen: u64) -> Option<NumberedEvent> {
         let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
         value.chain(trouble).find(|(event, _)| *event > seen)

@@ -219,7 +219,7 @@ pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
 /// Starts the background task that watches the node, unless it runs. Returns a stream of the values.
 fn value_changes<T: Send + Sync + 'static>(state: &Arc<SharedState<T>>) -> ValueChanges<T> {
-    state.start_follower();
+    state.start_watcher();
     let (state, known) = (Arc::clone(state), state.known.subscribe());
     let subscriber = ValueSubscriber { state, known, is_new: true, before: 0, seen: 0, initial_write: None };
     Changes::new(unfold(subscriber, |mut subscriber| async {

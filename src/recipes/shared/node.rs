@@ -51,8 +51,11 @@ impl ValueNode {
     pub(crate) async fn read(&self, hold: &Contender, is_known: bool) -> Result<(Vec<u8>, CommitBase), Error> {
         let node = hold.read_node(&self.path).await?;
         let absence = match node {
-            Some(_) => Absence::default(),
-            None => hold.run_while_held(read_absence(hold.session(), &self.path, is_known)).await?.unwrap_or_default(),
+            Some(_) => MissingNodeHistory::default(),
+            None => hold
+                .run_while_held(read_missing_node_history(hold.session(), &self.path, is_known))
+                .await?
+                .unwrap_or_default(),
         };
         let base = CommitBase { absence, ..CommitBase::new(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
@@ -70,7 +73,7 @@ impl ValueNode {
             host: config.host.clone(),
             label: label.clone(),
             token: node.token(),
-            commit: node.change(|it| it.state.take_commit_id()),
+            commit: node.change(|it| it.state.next_commit_id()),
             at: codec::now_to_the_millisecond(),
             schema: self.rules.schema,
         };
@@ -171,12 +174,12 @@ pub(crate) struct CommitBase {
     pub(crate) czxid: Option<i64>,
     /// The commit that wrote the node's value. `None` if there is no node, or if its content has no valid header.
     pub(crate) commit_id: Option<CommitId>,
-    pub(crate) absence: Absence,
+    pub(crate) absence: MissingNodeHistory,
 }
 
 /// Whether a missing node existed before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Absence {
+pub(crate) struct MissingNodeHistory {
     /// Whether the node existed before, and was deleted.
     pub(crate) is_gone: bool,
     /// Whether the node is gone and its twin still exists. The twin is an empty node that shows that the value existed.
@@ -190,7 +193,7 @@ impl CommitBase {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
             commit_id: header.map(|(header, _)| CommitId::new(&header.written)),
-            absence: Absence::default(),
+            absence: MissingNodeHistory::default(),
         }
     }
 
@@ -227,7 +230,7 @@ impl ValueCommit<'_> {
             tries += 1;
             // If a repeated commit is refused, the node is read, too. The first commit may have changed the version,
             // and so may have caused the refusal.
-            let (fate, loss) = self.read_commit_fate().await.unwrap_or((TransactionFate::Unknown, None));
+            let (fate, loss) = self.determine_commit_fate().await.unwrap_or((TransactionFate::Unknown, None));
             let is_repeated = fate == TransactionFate::Undone && loss.is_none() && tries < TRIES;
             if is_unknown && (fate == TransactionFate::Done || is_repeated) {
                 self.hold.node().settle_write();
@@ -258,7 +261,7 @@ impl ValueCommit<'_> {
     /// Reads the node, and returns what became of the commit. If the lock is lost or the session has ended, first
     /// deletes this holder's lock node, so that the commit cannot take effect later, and also returns the loss. Returns
     /// `None` if the delete or the read fails.
-    async fn read_commit_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
+    async fn determine_commit_fate(&self) -> Option<(TransactionFate, Option<Loss>)> {
         let fate = |node: Option<(Vec<u8>, Stat)>| commit_fate(node.as_ref(), self.base, self.commit_id);
         match self.hold.run_while_held(retry::read_data(self.hold.session(), &self.node.path, true)).await {
             Err(_) | Ok(Err(Failure::Over(_))) => {}
@@ -304,10 +307,14 @@ fn commit_fate(node: Option<&(Vec<u8>, Stat)>, base: CommitBase, commit_id: Comm
 /// Returns whether a node that this client's server does not show existed before, and was deleted. The node existed
 /// before if this process has seen a value in it (`is_known`), or if its twin exists: an empty node that shows that the
 /// value existed. Asks the ensemble's leader whether the node is gone, because this client's server may lag behind.
-pub(crate) async fn read_absence(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
+pub(crate) async fn read_missing_node_history(
+    session: &Arc<dyn Session>,
+    path: &str,
+    is_known: bool,
+) -> Result<MissingNodeHistory, Failure> {
     let has_twin = retry::read_data(session, &metadata::twin_path(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::exists_at_leader(session, path, None).await == Ok(false);
-    Ok(Absence { is_gone, has_twin: is_gone && has_twin })
+    Ok(MissingNodeHistory { is_gone, has_twin: is_gone && has_twin })
 }
 
 /// Reads the node after a sync, so that the result is no older than this call. Repeats the read if its reply is lost.
@@ -358,8 +365,12 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), TransactionFate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), TransactionFate::Undone),
         ] {
-            let base =
-                CommitBase { version: base, czxid: base.map(|_| 1), commit_id: None, absence: Absence::default() };
+            let base = CommitBase {
+                version: base,
+                czxid: base.map(|_| 1),
+                commit_id: None,
+                absence: MissingNodeHistory::default(),
+            };
             let node = node.map(|(data, version)| (data.clone(), stat(version, 1)));
             let found = commit_fate(node.as_ref(), base, OURS);
             assert_eq!(found, expected, "{base:?}, then {:?}", node.map(|it| it.1));
@@ -369,7 +380,8 @@ mod tests {
     #[test]
     fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
-        let base = CommitBase { version: Some(3), czxid: Some(1), commit_id: None, absence: Absence::default() };
+        let base =
+            CommitBase { version: Some(3), czxid: Some(1), commit_id: None, absence: MissingNodeHistory::default() };
         for (data, version, expected) in [
             (&others, 3, TransactionFate::Unknown),
             (&others, 4, TransactionFate::Unknown),

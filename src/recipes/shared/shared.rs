@@ -269,7 +269,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         validation::check_lock_directory(&self.path)?;
         let path = format!("{}/value", self.path);
         validation::check_path(&path)?;
-        self.rules.check_name()?;
+        self.rules.check_format_name()?;
         let node = ValueNode { lock: self.lock.build()?, path, rules: self.rules };
         Ok(Shared { state: SharedState::new(node, self.codec) })
     }

@@ -17,7 +17,7 @@ use crate::recipes::shared::codec::{Codec, Header, Stored};
 use crate::recipes::shared::known::{CopyState, LocalCopy, SeenContent};
 use crate::recipes::shared::node::{self, CommitBase, CommittedValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::{self, FollowedNode, watch_across_sessions};
+use crate::session::follow::{self, NodeWatcher, watch_across_sessions};
 use crate::session::lease::Lease;
 use crate::session::node::Node;
 use crate::session::presence::{self, LeaderRecheck};
@@ -35,10 +35,10 @@ const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct SharedState<T> {
-    /// Dropping this sender stops the [`ValueFollower`] of the node. The fields are dropped in their order, and this
-    /// field stands first. So the follower's watch and session slot are released before the coordinator.
-    stop_follower: OnceLock<oneshot::Sender<()>>,
-    /// The copy of the node. The follower owns another pointer to the copy, and updates it.
+    /// Dropping this sender stops the [`ValueWatcher`] of the node. The fields are dropped in their order, and this
+    /// field stands first. So the watcher's watch and session slot are released before the coordinator.
+    stop_watcher: OnceLock<oneshot::Sender<()>>,
+    /// The copy of the node. The watcher owns another pointer to the copy, and updates it.
     pub(super) known: Arc<watch::Sender<LocalCopy>>,
     decoded: Mutex<DecodedValues<T>>,
     kept: Mutex<Option<KeptValue<T>>>,
@@ -76,9 +76,9 @@ pub(crate) struct LoadedValue<T> {
 
 impl<T> SharedState<T> {
     pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<SharedState<T>> {
-        let (stop_follower, known) = (OnceLock::new(), Arc::new(watch::Sender::new(LocalCopy::default())));
+        let (stop_watcher, known) = (OnceLock::new(), Arc::new(watch::Sender::new(LocalCopy::default())));
         let (decoded, kept) = (Mutex::new(DecodedValues { event: 0, value: None, last_good: None }), Mutex::new(None));
-        Arc::new(SharedState { stop_follower, known, decoded, kept, codec, node: Arc::new(node) })
+        Arc::new(SharedState { stop_watcher, known, decoded, kept, codec, node: Arc::new(node) })
     }
 
     /// Returns the value that an earlier read found under the same kept node. Clients that use the lock cannot have
@@ -173,7 +173,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     /// Returns the newest value that has come from the ensemble. If that value cannot be decoded, returns the last
     /// value that could be decoded. `None` if there is none.
     pub(crate) fn latest_value(&self) -> Option<Arc<Stored<T>>> {
-        self.start_follower();
+        self.start_watcher();
         let newest = self.known.borrow().newest.clone()?;
         match self.decode_seen(&newest) {
             Ok(value) => Some(value),
@@ -182,7 +182,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     }
 
     pub(crate) fn copy_state(&self) -> CopyState {
-        self.start_follower();
+        self.start_watcher();
         let (state, newest) = {
             let known = self.known.borrow();
             (known.copy_state(), known.newest.clone())
@@ -195,13 +195,13 @@ impl<T: Send + Sync + 'static> SharedState<T> {
         }
     }
 
-    /// Starts the [`ValueFollower`] of the node, unless it was started before.
-    pub(crate) fn start_follower(&self) {
-        self.stop_follower.get_or_init(|| {
+    /// Starts the [`ValueWatcher`] of the node, unless it was started before.
+    pub(crate) fn start_watcher(&self) {
+        self.stop_watcher.get_or_init(|| {
             let (node, path) = (Arc::downgrade(&self.node), self.node.path.clone());
             let (has_initial, known) = (self.codec.initial.is_some(), Arc::clone(&self.known));
-            let follower = ValueFollower { node, path, has_initial, known };
-            let (stop, task) = retry::make_cancellable(async move { watch_across_sessions(&follower).await });
+            let watcher = ValueWatcher { node, path, has_initial, known };
+            let (stop, task) = retry::make_cancellable(async move { watch_across_sessions(&watcher).await });
             start_in_background(self.node.coordinator(), task).unwrap_or_else(|error| self.record_end(error));
             stop
         });
@@ -259,10 +259,10 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     }
 }
 
-/// A background task that watches a value's node as long as a handle of the value exists. A follower owns no value and
+/// A background task that watches a value's node as long as a handle of the value exists. A watcher owns no value and
 /// no function of the user, because it runs on a thread of the library, which must not run user code.
-struct ValueFollower {
-    /// The node. The reference is weak, so that the follower does not keep the coordinator open.
+struct ValueWatcher {
+    /// The node. The reference is weak, so that the watcher does not keep the coordinator open.
     node: Weak<ValueNode>,
     path: String,
     /// Whether the user gave an initial value.
@@ -270,7 +270,7 @@ struct ValueFollower {
     known: Arc<watch::Sender<LocalCopy>>,
 }
 
-impl FollowedNode for ValueFollower {
+impl NodeWatcher for ValueWatcher {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
         self.node.upgrade().map(|node| Arc::clone(node.coordinator()))
     }
@@ -300,7 +300,7 @@ impl FollowedNode for ValueFollower {
             let (mut change, (bytes, stat)) = match retry::watch_and_read(session, &self.path).await {
                 Ok(answers) => answers,
                 Err(Failure::NoNode) => {
-                    if self.record_missing_node(session, is_known, &mut denials).await? {
+                    if self.handle_missing_node(session, is_known, &mut denials).await? {
                         follow::until_node_may_exist(session, &self.path).await?;
                     }
                     continue;
@@ -335,7 +335,7 @@ impl FollowedNode for ValueFollower {
     }
 }
 
-impl ValueFollower {
+impl ValueWatcher {
     fn record_error(&self, error: Error) {
         self.known.send_if_modified(|known| known.record_error(error));
     }
@@ -360,16 +360,16 @@ impl ValueFollower {
     /// Handles a read that found no node. Returns `false` if the caller should read again, because the ensemble's
     /// leader has the node, and its reply has synced the server. Otherwise records the reason, and returns `true`: the
     /// caller should wait until the node is created.
-    async fn record_missing_node(
+    async fn handle_missing_node(
         &self,
         session: &Arc<dyn Session>,
         is_known: bool,
         denials: &mut RetryLimit,
     ) -> Result<bool, Failure> {
-        let absence = node::read_absence(session, &self.path, is_known).await?;
+        let absence = node::read_missing_node_history(session, &self.path, is_known).await?;
         let may_be_denied = !absence.is_gone && !self.has_initial;
         let is_at_leader = match may_be_denied {
-            true => presence::pause_if_leader_has(session, &self.path, denials).await,
+            true => presence::await_retry_if_leader_has(session, &self.path, denials).await,
             false => Ok(false),
         };
         self.record_error(match is_at_leader {
@@ -394,7 +394,7 @@ pub(crate) fn start_in_background(coordinator: &Arc<dyn Coordinator>, work: Task
         Some(Err(failure @ Failure::Over(_))) => return Err(Error::from_failure(failure, WATCH, "")),
         _ => {}
     }
-    let background = BackgroundThread::get().map_err(|error| Error::Unreachable(error.to_string()))?;
+    let background = BackgroundThread::get_or_start().map_err(|error| Error::Unreachable(error.to_string()))?;
     let user = Arc::clone(&background);
     background.spawn(async move {
         work.await;
@@ -416,13 +416,13 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// Returns a state whose follower is never started.
+    /// Returns a state whose watcher is never started.
     fn copy() -> Arc<SharedState<String>> {
         let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
         let node = ValueNode { lock, path: "/value".to_owned(), rules: ValueRules::new("raw") };
         let copy = SharedState::new(node, Codec { format: Box::new(Raw), initial: None, migrate: None });
         let (stop, _) = oneshot::channel();
-        copy.stop_follower.set(stop).expect("no follower was started");
+        copy.stop_watcher.set(stop).expect("no watcher was started");
         copy
     }
 

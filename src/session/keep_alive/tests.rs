@@ -32,7 +32,7 @@ struct Noted {
     is_cut_off: Mutex<bool>,
     /// Whether the answer to each request for a watch is that the node does not exist.
     denies_watches: Mutex<bool>,
-    is_kept_by_reads: Mutex<bool>,
+    is_kept_alive_by_reads: Mutex<bool>,
 }
 
 impl Noted {
@@ -42,9 +42,9 @@ impl Noted {
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
         let store = Arc::new(SessionStore::new(lease.with_tick_time(ms(2_000))));
         store.record_begin(store.lease().now());
-        let (notes, wrong, is_kept_by_reads) = (Mutex::default(), Mutex::default(), Mutex::new(true));
+        let (notes, wrong, is_kept_alive_by_reads) = (Mutex::default(), Mutex::default(), Mutex::new(true));
         let (is_cut_off, denies_watches) = (Mutex::default(), Mutex::default());
-        let noted = Noted { store, start, notes, wrong, is_cut_off, denies_watches, is_kept_by_reads };
+        let noted = Noted { store, start, notes, wrong, is_cut_off, denies_watches, is_kept_alive_by_reads };
         let noted = Arc::new(Stub(noted));
         let session: Arc<dyn Session> = Arc::clone(&noted) as _;
         let task = tokio::spawn(keep_alive(Arc::downgrade(&session), GRACE));
@@ -94,8 +94,8 @@ impl Answers for Noted {
         Box::pin(ready(noted.map(|()| (Vec::new(), stat))))
     }
 
-    fn is_kept_by_reads(&self) -> bool {
-        *self.is_kept_by_reads.lock().unwrap()
+    fn is_kept_alive_by_reads(&self) -> bool {
+        *self.is_kept_alive_by_reads.lock().unwrap()
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
@@ -144,10 +144,10 @@ async fn an_idle_session_is_touched_each_quarter_timeout() {
 #[tokio::test(start_paused = true)]
 async fn reads_alone_keep_an_idle_session_where_possible() {
     let (session, _task) = Noted::kept_alive();
-    *session.is_kept_by_reads.lock().unwrap() = false;
+    *session.is_kept_alive_by_reads.lock().unwrap() = false;
     let sent = [(1_500, "read /"), (2_750, "check /"), (4_250, "check /")];
     assert_eq!(session.after(5_000).await, notes(sent));
-    *session.is_kept_by_reads.lock().unwrap() = true;
+    *session.is_kept_alive_by_reads.lock().unwrap() = true;
     assert_eq!(session.after(8_900).await, notes([(6_000, "read /"), (7_500, "read /")]));
 }
 
@@ -210,10 +210,10 @@ async fn a_reconnect_sends_a_heartbeat_early() {
 #[tokio::test(start_paused = true)]
 async fn steady_mode_sends_no_heartbeat() {
     let (session, _task) = Noted::kept_alive();
-    session.store.set_steady(true);
+    session.store.set_endless(true);
     session.holder("/a/1");
     assert_eq!(session.after(60_000).await, notes([(200, "watch /a/1")]));
-    session.store.set_steady(false);
+    session.store.set_endless(false);
     assert_eq!(session.after(61_240).await, notes([(60_000, "read /"), (61_200, "read /")]));
 }
 

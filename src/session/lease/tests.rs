@@ -12,7 +12,7 @@ fn the_longest_safe_break_depends_on_timeout_and_tick() {
         if let Some(tick) = tick {
             lease = lease.with_tick_time(Duration::from_millis(tick));
         }
-        lease.rides_out(Duration::from_millis(attempt)).as_millis() / 100
+        lease.survivable_break(Duration::from_millis(attempt)).as_millis() / 100
     };
     // The table of `docs/operating.md` has a row for each session timeout, and a column for each tick.
     let page = include_str!("../../../docs/operating.md");
@@ -23,7 +23,7 @@ fn the_longest_safe_break_depends_on_timeout_and_tick() {
     for row in rows {
         let seconds: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
         let timeout = seconds[0].trim_end_matches(" s").parse::<u64>().expect("seconds") * 1_000;
-        let attempt = crate::zookeeper::connection::attempt_limit(Duration::from_millis(timeout)).as_millis();
+        let attempt = crate::zookeeper::connection::attempt_time_limit(Duration::from_millis(timeout)).as_millis();
         for (tick, shown) in [None, Some(2_000), Some(500)].into_iter().zip(&seconds[1..]) {
             let tenths = rides_out(timeout, tick, u64::try_from(attempt).expect("short"));
             assert_eq!(format!("{}.{} s", tenths / 10, tenths % 10), *shown, "{row}");
@@ -242,7 +242,7 @@ fn the_atomics_agree_with_the_locked_state() {
         (stage.lease.now_if_valid_in(first), stage.lease.now_if_valid_in(second)),
         (None, Some(stage.lease.now()))
     );
-    stage.lease.set_steady(true);
+    stage.lease.set_endless(true);
     stage.advance(ms(60_000));
     assert_eq!(stage.lease.now_if_valid_in(second), Some(stage.lease.now()));
     stage.lease.record_end(Ending::Expired);
@@ -316,12 +316,12 @@ fn very_late_answers_leave_a_gap_in_an_idle_lease() {
         let began = stage.lease.now();
         stage.advance(ms(late));
         stage.lease.record_answer(began);
-        assert!(stage.lease.has_been_extended_since(began) && stage.lease.is_reliable_since(began));
+        assert!(stage.lease.has_been_extended_since(began) && stage.lease.is_reliable_if_created_at(began));
         let entered = began + ms(1);
         assert!(!stage.lease.has_been_extended_since(entered));
-        assert_eq!(stage.lease.is_reliable_since(entered), lasts, "{late}");
-        stage.lease.set_steady(true);
-        assert!(stage.lease.is_reliable_since(stage.lease.now() + ms(1)));
+        assert_eq!(stage.lease.is_reliable_if_created_at(entered), lasts, "{late}");
+        stage.lease.set_endless(true);
+        assert!(stage.lease.is_reliable_if_created_at(stage.lease.now() + ms(1)));
     }
 }
 
@@ -348,7 +348,7 @@ fn a_repeated_connection_report_changes_nothing() {
 #[test]
 fn away_is_from_the_last_answered_request_to_the_end() {
     let stage = Stage::begun();
-    assert_eq!(stage.lease.last_answer_and_end(), None);
+    assert_eq!(stage.lease.last_answered_sent_at_and_end(), None);
     stage.advance(ms(1_000));
     let last = stage.touch();
     stage.advance(ms(8_000));
@@ -356,7 +356,7 @@ fn away_is_from_the_last_answered_request_to_the_end() {
     stage.lease.record_end(Ending::Expired);
     stage.advance(ms(1_000));
     stage.lease.record_end(Ending::Closed);
-    assert_eq!(stage.lease.last_answer_and_end(), Some((last, end)));
+    assert_eq!(stage.lease.last_answered_sent_at_and_end(), Some((last, end)));
 }
 
 #[test]
@@ -371,8 +371,8 @@ fn no_duration_overflows() {
         lease.record_quorum_answer(lease.now());
         assert!(lease.remaining().unwrap_or_default() <= timeout && lease.session_left() <= timeout);
         assert!(lease.heartbeat_period() <= timeout);
-        lease.set_steady(true);
-        lease.set_steady(false);
+        lease.set_endless(true);
+        lease.set_endless(false);
         lease.set_connected(false);
         lease.record_end(Ending::Expired);
     }
@@ -386,11 +386,11 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(1)), ms(1_001)));
     stage.advance(ms(1));
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (None, MARGIN));
-    stage.lease.set_steady(true);
+    stage.lease.set_endless(true);
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(Duration::MAX), Duration::MAX));
     stage.advance(ms(60_000));
-    stage.lease.set_steady(false);
-    assert!(stage.lease.has_been_extended_since(began + ms(65_000)) && !stage.lease.is_steady());
+    stage.lease.set_endless(false);
+    assert!(stage.lease.has_been_extended_since(began + ms(65_000)) && !stage.lease.is_endless());
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(5_000)), ms(6_000)));
     stage.lease.record_end(Ending::Expired);
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
@@ -438,6 +438,6 @@ fn steady_mode_does_not_hide_a_lapse() {
     let Stage { lease, clock } = Stage::begun();
     let before = lease.epoch().expect("valid");
     clock.fetch_add(6_000, Ordering::SeqCst);
-    lease.set_steady(true);
+    lease.set_endless(true);
     assert!(lease.epoch().is_some_and(|epoch| epoch != before), "a hold from before the lapse is valid again");
 }

@@ -1,7 +1,7 @@
 //! Tests of each step of a removal.
 
 use super::*;
-use crate::session::request::{Denied, Ending};
+use crate::session::request::{DeniedRight, Ending};
 
 const PATH: &str = "/lock/host~id-WRITE-0000000003";
 
@@ -14,7 +14,7 @@ fn over() -> Failure {
 }
 
 fn no_auth() -> Failure {
-    Failure::NoAuth(Box::<Denied>::default())
+    Failure::NoAuth(Box::<DeniedRight>::default())
 }
 
 fn in_transaction(index: usize, failure: Failure) -> Failure {

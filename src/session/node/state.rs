@@ -108,7 +108,7 @@ pub(crate) struct HoldLimits {
 
 impl HoldLimits {
     /// Limits each later hold or use to this duration. Only the first call has an effect.
-    pub(crate) fn set_longest(&mut self, longest: Duration) {
+    pub(crate) fn set_longest_once(&mut self, longest: Duration) {
         self.longest.get_or_insert(longest);
     }
 
@@ -321,7 +321,7 @@ impl NodeState {
             return None;
         }
         let dialect = self.name.dialect();
-        let held_alone = self.is_held_even_if_lost() && self.is_in_queue() && self.name.mode() == Mode::Write;
+        let held_alone = self.is_held_even_if_lost() && self.has_queue_path() && self.name.mode() == Mode::Write;
         self.may_have_orphan |= self.may_have_reader_node();
         let is_forged = self.loss == Some(Loss::Interfered);
         let is_old = !(0..mode::RESTART_FROM).contains(&self.name.sequence());
@@ -398,7 +398,7 @@ impl NodeState {
 
     /// Returns the id of the next commit of a shared value. Each commit under one node has an id of its own, which
     /// identifies the commit if its answer is lost.
-    pub(crate) fn take_commit_id(&mut self) -> u32 {
+    pub(crate) fn next_commit_id(&mut self) -> u32 {
         self.commits = self.commits.wrapping_add(1);
         self.commits
     }
@@ -467,7 +467,7 @@ impl NodeState {
 
     /// Returns whether the recorded path is the one of a node in the queue, and not of a permit, which is outside the
     /// queue. The path stays after the node is gone.
-    pub(crate) fn is_in_queue(&self) -> bool {
+    pub(crate) fn has_queue_path(&self) -> bool {
         self.path.ends_with(self.name.as_str())
     }
 
@@ -509,7 +509,7 @@ impl NodeState {
         self.creation_times
     }
 
-    pub(crate) fn create_connection(&self) -> u64 {
+    pub(crate) fn connection_of_create(&self) -> u64 {
         self.connection
     }
 }

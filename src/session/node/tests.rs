@@ -169,8 +169,8 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
 fn writes_are_settled_once_each_has_an_outcome() {
     let (node, _store) = holding();
     assert_eq!((node.has_unsettled_write(), node.writes_if_settled()), (false, Some(0)));
-    node.begin_write();
-    node.begin_write();
+    node.count_sent_write();
+    node.count_sent_write();
     node.settle_write();
     assert_eq!((node.has_unsettled_write(), node.writes_if_settled()), (true, None));
     node.settle_write();

@@ -118,14 +118,14 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
 fn leaving_nodes_are_listed_until_they_are_gone() {
     let store = store();
     let [first, second, third] = enter(&store, ["1", "2", "3"]);
-    store.mark_closing(&first);
-    store.mark_closing(&second);
+    store.mark_node_closing(&first);
+    store.mark_node_closing(&second);
     assert_eq!(store.closing_node_names("/a"), ["1", "2"]);
     assert!(store.closing_node_names("/b").is_empty() && store.closing_node_names("/a/1").is_empty());
     store.forget_node(&first);
     drop((first, store.unwatched.take_due(Duration::ZERO)));
     assert_eq!(store.closing_node_names("/a"), ["2"]);
-    store.mark_closing(&third);
+    store.mark_node_closing(&third);
     assert_eq!(store.record.lock().closing.len(), 2, "the deleted node is forgotten");
 }
 

@@ -16,7 +16,7 @@ fn target(server: usize) -> ConnectTarget {
 
 /// Returns the attempts of a client with this many servers, which it tries in the order of the connect string.
 fn of(servers: usize) -> Attempts {
-    let mut attempts = Attempts::new(TIMEOUT, attempt_limit(TIMEOUT));
+    let mut attempts = Attempts::new(TIMEOUT, attempt_time_limit(TIMEOUT));
     let mut place = 0;
     for server in 0..servers {
         attempts.record_addresses(server, &[target(server).address], || {
@@ -50,7 +50,7 @@ fn fail(attempts: &mut Attempts, now: &mut Moment, why: AttemptFailure, times: u
 
 #[test]
 fn limits_depend_on_the_session_timeout() {
-    let attempt = |timeout| attempt_limit(ms(timeout)).as_millis();
+    let attempt = |timeout| attempt_time_limit(ms(timeout)).as_millis();
     assert_eq!([1_000, 2_999, 3_000, 4_200, 6_000, 60_000].map(attempt), [400, 1_199, 350, 350, 500, 5_000]);
     let silence = |timeout| silence_limit(ms(timeout), ms(timeout)).as_millis();
     assert_eq!([1_000, 2_999, 3_000, 6_000, 60_000].map(silence), [400, 1_199, 1_000, 2_000, 20_000]);
@@ -258,17 +258,17 @@ fn random_histories_keep_the_rules() {
 
 #[test]
 fn a_pause_is_bounded_by_time_away_and_timeout() {
-    let longest = |away: u32| reconnect_jitter(away * SECOND, 10 * SECOND, u64::MAX).as_millis();
+    let longest = |away: u32| new_session_jitter(away * SECOND, 10 * SECOND, u64::MAX).as_millis();
     assert_eq!([0, 4, 10, 20, 40, 3_600].map(longest), [0, 999, 2_499, 4_999, 4_999, 4_999]);
-    assert_eq!(reconnect_jitter(Duration::MAX, Duration::MAX, 0), Duration::ZERO);
-    assert!(reconnect_jitter(Duration::MAX, Duration::MAX, GRAINS / 2) > SECOND);
+    assert_eq!(new_session_jitter(Duration::MAX, Duration::MAX, 0), Duration::ZERO);
+    assert!(new_session_jitter(Duration::MAX, Duration::MAX, GRAINS / 2) > SECOND);
 }
 
 #[test]
 fn pauses_are_spread_evenly() {
     let mut tenths = [0; 10];
     for number in 0..10_000 {
-        let pause = reconnect_jitter(40 * SECOND, 20 * SECOND, number * GRAINS / 10_000);
+        let pause = new_session_jitter(40 * SECOND, 20 * SECOND, number * GRAINS / 10_000);
         tenths[usize::try_from(pause.as_secs()).unwrap()] += 1;
     }
     assert!(tenths.iter().all(|count| (999..=1_001).contains(count)), "{tenths:?}");

@@ -162,7 +162,7 @@ impl EnsembleCoverage {
 
     /// Returns the oddity that some servers of the ensemble were not looked at. `None` if there are no such servers, or
     /// if their number is unknown.
-    pub(crate) fn away_oddity(&self) -> Option<Oddity> {
+    pub(crate) fn unread_servers_oddity(&self) -> Option<Oddity> {
         let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
         let advice = if self.named < of { ": name all servers of the ensemble in --zk" } else { "" };
         Some(Oddity { kind: "away", node: None, what: format!("{looked_at} of {of} were looked at{advice}") })
@@ -288,7 +288,7 @@ mod tests {
         let known = |ids: &[u8]| EnsembleIds::Known(ids.iter().copied().collect());
         let seen = |servers: &[ServerReport], ensemble: &EnsembleIds| {
             let seen = EnsembleCoverage::of(servers, ensemble);
-            (seen.to_string(), seen.away_oddity().map(|odd| odd.what).unwrap_or_default())
+            (seen.to_string(), seen.unread_servers_oddity().map(|odd| odd.what).unwrap_or_default())
         };
         let away = || ServerReport { looks: Vec::new(), session: None, ..of(0) };
         let all = "name all servers of the ensemble in --zk";

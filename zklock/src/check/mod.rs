@@ -15,9 +15,9 @@ use zk_rwlock::{Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{CheckArguments, ConnectionArguments};
 use crate::check::diverged::EnsembleCoverage;
-use crate::check::odd::{Oddity, ShownNode, oddities_of_nodes, oddities_of_permits, oddity_beside_semaphore};
+use crate::check::odd::{ListedNode, Oddity, lock_at_semaphore_oddity, oddities_of_nodes, oddities_of_permits};
 use crate::check::servers::{PathsToRead, SECURITY_PAGE};
-use crate::connect::{self, connect_with_options};
+use crate::connect::{self, connect_returning_options};
 use crate::exit::{self, Exit};
 use crate::output::{self, escape_controls};
 use crate::place;
@@ -26,7 +26,7 @@ use crate::place;
 const READS_IN_FLIGHT: usize = 256;
 
 pub(crate) async fn check_lock(check: &CheckArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
-    let (zk, options) = connect_with_options(&check.path, connection).await?;
+    let (zk, options) = connect_returning_options(&check.path, connection).await?;
     let options = options.connect_timeout(servers::connect_limit(connection));
     let lock = connect::lock_at(&zk, &check.path, connection)?;
     let nodes = match connection.dialect {
@@ -37,16 +37,16 @@ pub(crate) async fn check_lock(check: &CheckArguments, connection: &ConnectionAr
     let servers =
         servers::look_three_times(&ephemeral, &nodes.paths_to_read(&check.path), &options, connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
-    odd.extend(record_oddity(&zk, &check.path).await?);
+    odd.extend(oddity_of_record(&zk, &check.path).await?);
     odd.extend(wider_acl_oddities(&zk, nodes.paths_to_read(&check.path)).await?);
     let ids = diverged::ask_ensemble_ids(&servers, &options).await;
     odd.extend(diverged::divergence_oddities(&servers, &ids));
     for (node, stat) in servers::ghost_nodes(&servers, &ephemeral) {
         odd.extend(ghost_oddity(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
     }
-    odd.extend(servers.iter().filter_map(servers::ServerReport::away_oddity));
+    odd.extend(servers.iter().filter_map(servers::ServerReport::unread_server_oddity));
     let coverage = EnsembleCoverage::of(&servers, &ids);
-    odd.extend(coverage.away_oddity());
+    odd.extend(coverage.unread_servers_oddity());
     if odd.is_empty() {
         place::report_if_missing(&zk, &check.path).await;
     }
@@ -56,7 +56,7 @@ pub(crate) async fn check_lock(check: &CheckArguments, connection: &ConnectionAr
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
         let servers: Vec<_> = servers.iter().map(servers::ServerReport::json).collect();
-        output::escape_json(&format!(
+        output::escape_controls_in_json(&format!(
             "{:#}\n",
             json!({
                 "path": check.path,
@@ -97,13 +97,13 @@ pub(crate) async fn check_lock(check: &CheckArguments, connection: &ConnectionAr
 /// The nodes of the lock or semaphore that is checked.
 struct CheckedNodes {
     /// The nodes in the directory of the lock, or of the semaphore's queue.
-    directory: Vec<ShownNode>,
+    directory: Vec<ListedNode>,
     /// For a semaphore: its number of permits (`None` if the number is missing or not valid), and the nodes of the
     /// permits that are held.
-    semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
+    semaphore: Option<(Option<u32>, Vec<ListedNode>)>,
     /// For a semaphore: the nodes of contenders that use the same path as a lock. Such a lock and the semaphore do not
     /// exclude each other.
-    beside: Vec<ShownNode>,
+    beside: Vec<ListedNode>,
 }
 
 impl CheckedNodes {
@@ -111,7 +111,7 @@ impl CheckedNodes {
         let mut odd = oddities_of_nodes(&self.directory, dialect);
         if let Some((number, permits)) = &self.semaphore {
             odd.extend(oddities_of_permits(path, *number, permits));
-            odd.extend(self.beside.iter().map(|(name, _)| oddity_beside_semaphore(name)));
+            odd.extend(self.beside.iter().map(|(name, _)| lock_at_semaphore_oddity(name)));
         }
         odd
     }
@@ -186,7 +186,7 @@ async fn ghost_oddity(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Op
 }
 
 /// Returns an oddity if the record of the last success under `--once-in` is invalid, or if this client may not read it.
-async fn record_oddity(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, Exit> {
+async fn oddity_of_record(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, Exit> {
     let record = format!("{path}.done");
     let (kind, what) = match connect::send_request(zk, |session| session.data(&record)).await {
         Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
@@ -236,7 +236,7 @@ fn exit_for_failure(failure: Failure, path: &str) -> Exit {
 
 /// Returns the name of every node in the directory, and its `Stat` if this client may read it, sorted by name. The
 /// library's own function for queues cannot be used here, because it leaves out the nodes that are no contenders.
-async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
+async fn read_nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ListedNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| exit_for_failure(failure, path))?;
     let session = session_slot.session();
     let names = match connect::within_session_timeout(session, session.children(path)).await {

@@ -17,10 +17,10 @@ pub(crate) struct Oddity {
 
 /// The name and the `Stat` of a node in the directory of a lock or of a semaphore. The `Stat` is `None` if this client
 /// may not read the node.
-pub(crate) type ShownNode = (String, Option<Stat>);
+pub(crate) type ListedNode = (String, Option<Stat>);
 
 /// Returns the oddities of these nodes in the order of the nodes. An oddity of the sequence counter comes last.
-pub(crate) fn oddities_of_nodes(nodes: &[ShownNode], dialect: Dialect) -> Vec<Oddity> {
+pub(crate) fn oddities_of_nodes(nodes: &[ListedNode], dialect: Dialect) -> Vec<Oddity> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| NodeName::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&NodeName>>::new();
     for contender in &contenders {
@@ -103,14 +103,14 @@ fn counter_oddity(highest: i64, dialect: Dialect) -> Option<Oddity> {
 
 /// Returns the oddity of a contender for a lock at a semaphore's path. For example, a client of an older version of the
 /// library creates such a node, because that version does not check whether the path is a semaphore.
-pub(crate) fn oddity_beside_semaphore(name: &str) -> Oddity {
+pub(crate) fn lock_at_semaphore_oddity(name: &str) -> Oddity {
     let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
                 path";
     Oddity { kind: "beside", node: Some(name.to_owned()), what: what.to_owned() }
 }
 
 /// Returns the oddities of the nodes of permits, and of the number of permits.
-pub(crate) fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> Vec<Oddity> {
+pub(crate) fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ListedNode]) -> Vec<Oddity> {
     let (mut odd, mut taken) = (Vec::new(), 0);
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Oddity { kind, node: Some(name.clone()), what: what.to_owned() });
@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    fn node(name: &str, ephemeral_owner: i64, version: i32) -> ShownNode {
+    fn node(name: &str, ephemeral_owner: i64, version: i32) -> ListedNode {
         (
             name.to_owned(),
             Some(Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner, data_length: 0 }),
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn each_oddity_of_a_semaphore_is_reported() {
-        let kinds = |number, nodes: &[ShownNode]| {
+        let kinds = |number, nodes: &[ListedNode]| {
             oddities_of_permits("/l", number, nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
         };
         assert_eq!(kinds(Some(3), &[node("a~1-PERMIT-2", 7, 0), node("b~2-PERMIT-1", 7, 0)]), [""; 0]);
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn each_oddity_of_a_node_is_reported() {
-        let kinds = |nodes: &[ShownNode]| {
+        let kinds = |nodes: &[ListedNode]| {
             oddities_of_nodes(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
         };
         assert_eq!(kinds(&[]), [""; 0]);

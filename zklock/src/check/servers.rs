@@ -93,7 +93,7 @@ pub(crate) async fn look_three_times(
 ) -> Result<Vec<ServerReport>, Exit> {
     let names = split_connect_string(&connect::connect_string(connection)?)
         .map_err(|error| exit_for_error(error, connection))?;
-    let asked = join_all(names.iter().map(|name| ask_server(name, options, connection))).await;
+    let asked = join_all(names.iter().map(|name| connect_and_ask_server(name, options, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
         let looks = join_all(clients.iter().map(|client| read_versions_of_server(client.as_ref(), paths))).await;
@@ -150,7 +150,7 @@ async fn send_four_letter_word(
     zk_rwlock::coordinator::send_four_letter_word(name, word, options, connect_limit(connection)).await
 }
 
-async fn ask_server(
+async fn connect_and_ask_server(
     name: &str,
     options: &ZooKeeperBuilder,
     connection: &ConnectionArguments,
@@ -255,7 +255,7 @@ impl ServerReport {
 
     /// Returns the JIRA numbers of the issues by which this release of ZooKeeper can lose nodes or keep deleted nodes.
     /// A standalone server has none of these issues.
-    fn loss_issues(&self) -> Vec<u32> {
+    fn node_loss_issues(&self) -> Vec<u32> {
         let is_alone = self.mode.as_deref() == Some("standalone");
         if is_alone { Vec::new() } else { self.affecting_this_release(&LOSSES) }
     }
@@ -273,14 +273,14 @@ impl ServerReport {
     }
 
     /// Returns the oddity that this server could not be read. `None` if it was read.
-    pub(crate) fn away_oddity(&self) -> Option<Oddity> {
+    pub(crate) fn unread_server_oddity(&self) -> Option<Oddity> {
         let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
         Some(Oddity { kind: "away", node: None, what })
     }
 
     /// Returns the note about losses and vulnerabilities that this release is known to have, if there are any.
     pub(crate) fn note_on_release(&self) -> Option<String> {
-        let losses = self.loss_issues().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
+        let losses = self.node_loss_issues().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
         let vulnerabilities = self.vulnerabilities();
         let version = self.version.as_ref().filter(|_| !losses.is_empty() || !vulnerabilities.is_empty())?;
         let mut known = Vec::new();
@@ -302,7 +302,7 @@ impl ServerReport {
             "server": self.name,
             "version": self.version,
             "mode": self.mode,
-            "losses": self.loss_issues(),
+            "losses": self.node_loss_issues(),
             "vulnerabilities": self.vulnerabilities(),
             "problem": self.problem,
         })
@@ -377,7 +377,7 @@ mod tests {
     fn releases_with_known_losses_are_named_in_an_ensemble() {
         let losses = |version: &str, mode: &str| {
             let (version, mode) = (Some(version.to_owned()), Some(mode.to_owned()));
-            ServerReport { version, mode, ..ServerReport::default() }.loss_issues()
+            ServerReport { version, mode, ..ServerReport::default() }.node_loss_issues()
         };
         assert_eq!(losses("3.8.0", "follower"), [4541, 4785]);
         assert_eq!(losses("3.8.5", "leader"), [4541]);

@@ -16,7 +16,7 @@ pub(crate) const VARIABLES: [&str; 6] =
 const MOST: u64 = 1 << 16;
 
 /// The two settings that can give user and password: the text itself, and the name of a file with the text.
-pub(crate) type TextOrFile = (Option<GivenValue>, Option<GivenValue>);
+pub(crate) type CredentialSettings = (Option<GivenValue>, Option<GivenValue>);
 
 /// Returns user and password from the text or from the only line of the file, or `None` if neither is given. No error
 /// message contains the user or the password.
@@ -24,7 +24,7 @@ pub(crate) type TextOrFile = (Option<GivenValue>, Option<GivenValue>);
 /// # Errors
 /// Fails if text and file are both given, if the file cannot be read, or if what is given is not exactly one line of
 /// UTF-8, `USER:PASSWORD`, with a user that is not empty.
-pub(crate) fn read_credentials(settings: TextOrFile) -> Result<Option<(String, String)>, Exit> {
+pub(crate) fn read_credentials(settings: CredentialSettings) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = source_of_credentials(&settings) else { return Ok(None) };
     let text = match settings {
         (None, None) => return Ok(None),
@@ -58,7 +58,7 @@ pub(crate) fn read_credentials(settings: TextOrFile) -> Result<Option<(String, S
 
 /// Returns the name of the option or variable that gave user and password, followed by the name of the file if they
 /// come from one. `None` if they are not given.
-pub(crate) fn source_of_credentials(settings: &TextOrFile) -> Option<String> {
+pub(crate) fn source_of_credentials(settings: &CredentialSettings) -> Option<String> {
     match settings {
         (None, None) => None,
         (None, Some(file)) => Some(format!("{} {}", file.setting_name(), file.as_file_path().display())),

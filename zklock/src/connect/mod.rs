@@ -14,7 +14,7 @@ use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::{ConnectionArguments, parse_duration};
-use crate::connect::credentials::{TextOrFile, read_credentials, source_of_credentials};
+use crate::connect::credentials::{CredentialSettings, read_credentials, source_of_credentials};
 use crate::connect::settings::{GivenValue, Setting};
 use crate::exit::Exit;
 use crate::output::{duration_in_two_units, escape_controls};
@@ -30,12 +30,12 @@ const LONGEST_TICK: f64 = 100.0;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Checks that `path` can be the path of a lock, or is `/`. Then connects, and waits for a session.
-pub(crate) async fn connect_to(path: &str, connection: &ConnectionArguments) -> Result<ZooKeeper, Exit> {
-    Ok(connect_with_options(path, connection).await?.0)
+pub(crate) async fn connect_for_path(path: &str, connection: &ConnectionArguments) -> Result<ZooKeeper, Exit> {
+    Ok(connect_returning_options(path, connection).await?.0)
 }
 
-/// Connects as [`connect_to`] does. Also returns the options, with which the caller can open more connections.
-pub(crate) async fn connect_with_options(
+/// Connects as [`connect_for_path`] does. Also returns the options, with which the caller can open more connections.
+pub(crate) async fn connect_returning_options(
     path: &str,
     connection: &ConnectionArguments,
 ) -> Result<(ZooKeeper, ZooKeeperBuilder), Exit> {
@@ -144,13 +144,13 @@ fn builder_with_stop_margin(session_timeout: Duration) -> ZooKeeperBuilder {
 
 /// Returns the two settings for the digest scheme: the text of user and password, and the name of a file with this
 /// text.
-fn digest_settings(connection: &ConnectionArguments) -> TextOrFile {
+fn digest_settings(connection: &ConnectionArguments) -> CredentialSettings {
     let file = settings::AUTH_FILE.given_value(connection.auth_file.as_ref());
     (settings::AUTH.given_value(connection.auth.as_ref()), file)
 }
 
 /// Returns the two settings for SASL: the text of user and password, and the name of a file with this text.
-fn sasl_settings(connection: &ConnectionArguments) -> TextOrFile {
+fn sasl_settings(connection: &ConnectionArguments) -> CredentialSettings {
     let file = settings::SASL_FILE.given_value(connection.sasl_file.as_ref());
     (settings::SASL.given_value(connection.sasl.as_ref()), file)
 }

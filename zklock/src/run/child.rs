@@ -18,9 +18,9 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit::{self, Exit};
 use crate::output;
+use crate::run::key_listener::{self, KeyListener};
 use crate::run::signals::{self, Signals};
 use crate::run::tie;
-use crate::run::witness::{self, Witness};
 use crate::terminal::{Terminal, our_group};
 
 /// The signals of the keys Ctrl-C and Ctrl-\.
@@ -42,8 +42,8 @@ pub(crate) struct ChildOutcome {
     /// The signal of a key (Ctrl-C, Ctrl-\) that was typed while the command had the terminal. The terminal sent the
     /// signal only to the command's process group. So zklock has to send it to the program that started zklock.
     pub(crate) typed: Option<Signal>,
-    /// The signal by which zklock has to end ([`end_zklock_by`]). If this is `None`, zklock exits with `code`, unless a
-    /// late SIGINT ends it ([`ChildOutcome::exit_code`]).
+    /// The signal by which zklock has to end ([`end_by_sigint_or_code`]). If this is `None`, zklock exits with `code`,
+    /// unless a late SIGINT ends it ([`ChildOutcome::exit_code`]).
     ends_by: Option<Signal>,
     /// The command's process group, if its remaining processes must end, too: if a signal that zklock passed on has
     /// ended the command, or if zklock has passed on TERM.
@@ -51,15 +51,16 @@ pub(crate) struct ChildOutcome {
 }
 
 impl ChildOutcome {
-    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_zklock_by`]). `late` is a signal that
-    /// came after the command had ended. It is ignored unless it is SIGINT and the command has ended with 0.
+    /// Returns the exit code of zklock. Does not return if zklock ends by SIGINT ([`end_by_sigint_or_code`]). `late` is
+    /// a signal that came after the command had ended. It is ignored unless it is SIGINT and the command has ended with
+    /// 0.
     pub(crate) fn exit_code(self, late: Option<Signal>) -> u8 {
         let late = late.filter(|signal| *signal == Signal::INT && self.code == 0);
-        self.ends_by.or(late).map_or(self.code, end_zklock_by)
+        self.ends_by.or(late).map_or(self.code, end_by_sigint_or_code)
     }
 
-    /// Returns this outcome, changed so that zklock ends as [`end_zklock_by`] does for `signal`, which came after the command
-    /// had ended.
+    /// Returns this outcome, changed so that zklock ends as [`end_by_sigint_or_code`] does for `signal`, which came
+    /// after the command had ended.
     pub(crate) fn then_ended_by(self, signal: Signal) -> ChildOutcome {
         ChildOutcome { ends_by: Some(signal), ..self }
     }
@@ -68,7 +69,7 @@ impl ChildOutcome {
 /// Ends zklock by SIGINT if the signal is SIGINT. A shell that runs zklock in a loop ends the loop only then, and not
 /// if zklock exits with a code. For every other signal, returns the exit code. Also returns it if zklock is the first
 /// process of a container, because such a process cannot end by its own signal.
-pub(crate) fn end_zklock_by(signal: Signal) -> u8 {
+pub(crate) fn end_by_sigint_or_code(signal: Signal) -> u8 {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish_messages();
         let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
@@ -79,7 +80,7 @@ pub(crate) fn end_zklock_by(signal: Signal) -> u8 {
 /// Returns whether a stopped zklock would probably never be continued. This is so if zklock is the first process of its
 /// PID namespace, or if zklock's parent is the first process and is in the same group. A shell that could continue
 /// zklock by `fg` or `bg` would have started it in another group.
-fn cannot_be_continued() -> bool {
+fn is_job_control_missing() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
 }
@@ -90,7 +91,7 @@ static COMMAND: AtomicI32 = AtomicI32::new(0);
 /// Begins to reap orphaned processes that have ended, if zklock is the first process of a container: such a process is
 /// the parent of all orphans. Call this function in the single-threaded runtime of the thread that starts the command.
 /// On another thread the task could reap the command before [`COMMAND`] is set.
-pub(crate) fn adopt_orphans() -> Result<(), Exit> {
+pub(crate) fn start_orphan_reaper() -> Result<(), Exit> {
     if getpid().is_init() {
         let mut ended = signals::signal_stream(SignalKind::child())?;
         tokio::spawn(async move {
@@ -103,7 +104,7 @@ pub(crate) fn adopt_orphans() -> Result<(), Exit> {
 }
 
 fn reap_orphans() {
-    let is_ours = |pid| [&COMMAND, &witness::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
+    let is_ours = |pid| [&COMMAND, &key_listener::PID].into_iter().any(|ours| ours.load(Ordering::Relaxed) == pid);
     let ended = list_processes().filter(|(pid, stat)| stat.has_ended && stat.parent == 1 && !is_ours(*pid));
     for orphan in ended.filter_map(|(pid, _)| Pid::from_raw(pid)) {
         // The error is ignored: it means that the process is no child of zklock, for example because it belongs to
@@ -148,7 +149,7 @@ pub(crate) struct Child {
     terminal: Option<Terminal>,
     /// The process that listens for keys in the command's group. It starts when the terminal is first lent to the
     /// command. `None` before that, and if it cannot be started.
-    witness: Option<Witness>,
+    key_listener: Option<KeyListener>,
     /// Whether zklock took the terminal from the command when both were stopped. [`Child::resume`] resets this.
     was_foreground: bool,
     /// The signals that zklock has passed on to the command.
@@ -156,7 +157,7 @@ pub(crate) struct Child {
     /// The process that listens for keys that are typed while zklock's own group has the terminal. zklock gets the
     /// signal of a key, too, but does not see whether the signal was typed or sent by a process. After a command that
     /// exits with 0, zklock ends by the signal if it was typed.
-    witness_among_us: Option<Witness>,
+    listener_among_us: Option<KeyListener>,
 }
 
 impl Child {
@@ -194,10 +195,10 @@ impl Child {
             }
         });
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
-        // `Witness` is a process that listens for keys. It starts before the command, so that it gets each key that is
-        // typed while the command runs.
+        // `KeyListener` is a process that listens for keys. It starts before the command, so that it gets each key that
+        // is typed while the command runs.
         let among_us = terminal.as_ref().filter(|_| !lends && !getpid().is_init());
-        let witness_among_us = among_us.and_then(|terminal| Witness::start(terminal.our_group()));
+        let listener_among_us = among_us.and_then(|terminal| KeyListener::start(terminal.our_group()));
         let process =
             signals.with_inherited_mask(|| command.spawn()).map_err(|error| tie::cannot_run_error(program, &error))?;
         let group = Pid::from_child(&process);
@@ -208,10 +209,10 @@ impl Child {
             group,
             events,
             terminal,
-            witness: None,
+            key_listener: None,
             was_foreground: false,
             passed_on: HashSet::new(),
-            witness_among_us,
+            listener_among_us,
         };
         if lends {
             // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. The command may
@@ -257,7 +258,7 @@ impl Child {
     ///   it, zklock continues the command.
     /// - Otherwise, if the command has the terminal, zklock's whole group stops as well, until `fg` or `bg`, so that
     ///   the shell notices the stop. There is an exception: if nobody could continue the group
-    ///   ([`cannot_be_continued`]), zklock continues the command instead.
+    ///   ([`is_job_control_missing`]), zklock continues the command instead.
     /// - If the command does not have the terminal, zklock stops itself after TTIN, TTOU and TSTP, and ignores any
     ///   other stop.
     pub(crate) fn handle_stop(&mut self, by: Signal) {
@@ -271,7 +272,7 @@ impl Child {
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
             self.send_signal(Signal::CONT);
-        } else if lent && cannot_be_continued() {
+        } else if lent && is_job_control_missing() {
             self.send_signal(Signal::CONT);
         } else if lent {
             terminal.take_back_from(self.group);
@@ -295,11 +296,11 @@ impl Child {
         let mut typed = None;
         if let Some(terminal) = &self.terminal {
             let was_lent = terminal.is_lent_to(self.group);
-            // The terminal is taken back before the witness (the process that listens for keys) ends. In the other
+            // The terminal is taken back before the key listener ends. In the other
             // order, a key could be typed while nothing listens.
             terminal.take_back_from(self.group);
-            // If no witness answers, a key counts as typed if SIGINT or SIGQUIT ended the command.
-            typed = self.witness.take().and_then(Witness::end).unwrap_or_else(by_key).filter(|_| was_lent);
+            // If no key listener answers, a key counts as typed if SIGINT or SIGQUIT ended the command.
+            typed = self.key_listener.take().and_then(KeyListener::end).unwrap_or_else(by_key).filter(|_| was_lent);
             if signal.is_some() {
                 terminal.restore_settings();
             }
@@ -313,20 +314,20 @@ impl Child {
         // A command that handles TERM may end with an exit code instead of the signal. So if TERM was passed on, every
         // end of the command counts as caused by it.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
-        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_zklock_by`]) if the command's exit code is 0
-        // or the code for this signal. Any other exit code has another cause.
-        let typed_to_us = self.witness_among_us.take().and_then(Witness::end).flatten();
+        // After Ctrl-C or Ctrl-\, zklock ends by the key's signal ([`end_by_sigint_or_code`]) if the command's exit
+        // code is 0 or the code for this signal. Any other exit code has another cause.
+        let typed_to_us = self.listener_among_us.take().and_then(KeyListener::end).flatten();
         let ends_by_key = typed.or(typed_to_us).filter(|key| [0, exit::code_of_signal(key.as_raw())].contains(&code));
         let ends_by = ends_by_key.or((ended_by_ours == Some(Signal::INT.as_raw())).then_some(Signal::INT));
         ChildOutcome { code, typed, ends_by, cut_short: is_cut_short.then_some(self.group) }
     }
 
-    /// Lends the command the terminal. Before the first loan, starts the witness (the process that listens for keys) in
+    /// Lends the command the terminal. Before the first loan, starts the key listener in
     /// the command's group.
     fn lend_terminal(&mut self) {
         if let Some(terminal) = &self.terminal {
-            if self.witness.is_none() {
-                self.witness = Witness::start(self.group);
+            if self.key_listener.is_none() {
+                self.key_listener = KeyListener::start(self.group);
             }
             terminal.lend_to(self.group);
         }

@@ -2,11 +2,11 @@
 
 pub(crate) mod child;
 mod guard;
+pub(crate) mod key_listener;
 mod order;
 pub(crate) mod signals;
 pub(crate) mod tie;
 mod waiting;
-pub(crate) mod witness;
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -28,9 +28,11 @@ use crate::arguments::{ConnectionArguments, RunArguments};
 use crate::connect::credentials;
 use crate::connect::{self, connect_silently, connect_visibly, exit_for_error};
 use crate::exit::{self, Exit};
-use crate::output::{escape_and_shorten, escape_controls, print_message, print_message_within, truncate_to_millis};
+use crate::output::{
+    duration_text_to_millis, escape_and_shorten, escape_controls, print_message, print_message_within,
+};
 use crate::place::LockOrSemaphore;
-use crate::run::child::{Child, ChildEvent, ChildOutcome, end_zklock_by};
+use crate::run::child::{Child, ChildEvent, ChildOutcome, end_by_sigint_or_code};
 use crate::run::guard::AnyGuard;
 use crate::run::order::LockedCommand;
 use crate::run::signals::Signals;
@@ -50,7 +52,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// server.
 const REASON: Duration = Duration::from_millis(500);
 
-/// The time limit of the search in [`describe_circle`].
+/// The time limit of the search in [`find_and_describe_circle`].
 const CIRCLE: Duration = Duration::from_secs(2);
 
 const KILLED: &str = "the command was killed";
@@ -63,8 +65,8 @@ const BEAT: Duration = Duration::from_millis(500);
 /// seems to have been stopped before the loss.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// The usual limit of a wait during the last steps of zklock, such as the end of the session. [`give_lock_back`] sets
-/// another limit for the release of a held lock.
+/// The usual limit of a wait during the last steps of zklock, such as the end of the session.
+/// [`release_and_end_session`] sets another limit for the release of a held lock.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How long to wait at most until the servers confirm the end of the session, if zklock is not connected.
@@ -83,12 +85,12 @@ pub(crate) async fn acquire_and_run(run: &RunArguments, connection: &ConnectionA
     // The lock is opened on the library's in-memory backend first, so that a wrong path or option is reported before
     // zklock connects.
     open_lock_or_semaphore(&Memory::new(), run, &order, connection.dialect)?;
-    let mut signals = Signals::listen(tie::can_use_stage())?;
-    child::adopt_orphans()?;
+    let mut signals = Signals::listen(tie::can_use_launcher())?;
+    child::start_orphan_reaper()?;
     let options = connect::client_options(connect_limit(run, connection), connection)?;
     let zk = tokio::select! {
         biased;
-        signal = signals.next_signal() => return Ok(end_zklock_by(signal)),
+        signal = signals.next_signal() => return Ok(end_by_sigint_or_code(signal)),
         zk = connect_silently(&options, connection), if run.quiet => zk?,
         zk = connect_visibly(&options, connection), if !run.quiet => zk?,
     };
@@ -99,7 +101,7 @@ pub(crate) async fn acquire_and_run(run: &RunArguments, connection: &ConnectionA
         signal = signals.next_signal() => {
             // `select!` has dropped the acquisition, and the end of the session removes the acquisition's node.
             end_session(&zk, &mut signals).await;
-            return Ok(end_zklock_by(signal));
+            return Ok(end_by_sigint_or_code(signal));
         }
         guard = stall.watch_during(acquire(&place, run, connection.verbose)) => guard,
     };
@@ -116,7 +118,7 @@ pub(crate) async fn acquire_and_run(run: &RunArguments, connection: &ConnectionA
                 tokio::select! {
                     biased;
                     _ = signals.next_ending_signal() => {}
-                    circle = describe_circle(&place, &zk) => refusal = refusal.with_suffix(&circle),
+                    circle = find_and_describe_circle(&place, &zk) => refusal = refusal.with_suffix(&circle),
                 }
             }
             end_session(&zk, &mut signals).await;
@@ -125,9 +127,9 @@ pub(crate) async fn acquire_and_run(run: &RunArguments, connection: &ConnectionA
     };
     let mut typed = None;
     let outcome = run_under_lock(&guard, run, &order, &zk, &mut signals, &mut typed).await;
-    let late = give_lock_back(guard, &zk, connection, &mut signals).await;
+    let late = release_and_end_session(guard, &zk, connection, &mut signals).await;
     if let Some(key) = typed {
-        witness::pass_key_on(key);
+        key_listener::pass_key_signal_on(key);
     }
     Ok(outcome?.exit_code(late))
 }
@@ -177,7 +179,7 @@ async fn acquire(
     };
     let shown = async {
         if !run.quiet {
-            waiting::show_wait(place, goal_words(run), places).await;
+            waiting::show_wait(place, wait_goal_text(run), places).await;
         }
         std::future::pending::<Infallible>().await
     };
@@ -187,7 +189,7 @@ async fn acquire(
         never = shown => match never {},
     };
     if let Some(guard) = guard.as_ref().ok().filter(|_| is_verbose) {
-        let waited = truncate_to_millis(started.elapsed());
+        let waited = duration_text_to_millis(started.elapsed());
         let words = format!("granted {} after {waited}, token {}", place.path(), guard.fencing_token());
         print_message_within(longest_message_wait(guard), &words);
     }
@@ -195,7 +197,7 @@ async fn acquire(
 }
 
 /// Returns the words that the message about the wait uses for the goal, such as "to read".
-fn goal_words(run: &RunArguments) -> &'static str {
+fn wait_goal_text(run: &RunArguments) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",
         (None, true) => "to read",
@@ -297,7 +299,7 @@ async fn exit_for_refusal(
 /// parent of the two locks, or if the search fails or takes longer than [`CIRCLE`]. Only a process that runs under
 /// another `zklock` searches. Any other zklock holds no lock while it waits, so nobody waits for it, and the search
 /// would load the servers for nothing.
-async fn describe_circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
+async fn find_and_describe_circle(place: &LockOrSemaphore, zk: &ZooKeeper) -> String {
     let variable = |name| std::env::var(name).ok();
     let Some(outer) = variable("ZKLOCK_PATH") else { return String::new() };
     let prefix = common_parent(place.path(), &outer).to_owned();
@@ -388,7 +390,7 @@ async fn run_under_lock(
     ];
     if !guard.is_held() {
         let why = guard.lost().await;
-        return fail_with_loss(why, exit::PLACE_LOST, client_unless_late(guard, why, zk), "nothing was run").await;
+        return fail_with_loss(why, exit::PLACE_LOST, client_unless_stalled(guard, why, zk), "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
     let mut child = Child::spawn(&order.command, &environment, without, signals)?;
@@ -411,8 +413,8 @@ async fn run_under_lock(
                 }
                 Some(HoldState::Lost { why }) => {
                     print_message_within(longest_message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
-                    let client = client_unless_late(guard, why, zk);
-                    let how = stop_command(guard, run, child, typed).await;
+                    let client = client_unless_stalled(guard, why, zk);
+                    let how = end_command(guard, run, child, typed).await;
                     return fail_with_loss(why, run.lost_exit_code, client, how).await;
                 }
                 Some(_) => {}
@@ -432,7 +434,7 @@ async fn run_under_lock(
                     }
                     if !held {
                         let why = guard.lost().await;
-                        let client = client_unless_late(guard, why, zk);
+                        let client = client_unless_stalled(guard, why, zk);
                         return fail_with_loss(why, run.lost_exit_code, client, "the command has ended").await;
                     }
                     return record_success(guard, run, reaped, signals).await;
@@ -451,7 +453,7 @@ async fn run_under_lock(
 
 /// With `--once-in`, records the success of a command that has exited with 0. In all other cases returns `reaped` at
 /// once. If a signal comes while zklock waits for the servers' reply, the wait ends: a message says that the outcome is
-/// unknown, and zklock then ends as [`end_zklock_by`] does for the signal.
+/// unknown, and zklock then ends as [`end_by_sigint_or_code`] does for the signal.
 ///
 /// # Errors
 /// Fails if the success is not recorded, or if the outcome is unknown for another reason than a signal. Without the
@@ -511,7 +513,7 @@ async fn fail_with_loss(why: Loss, code: u8, client: Option<&ZooKeeper>, how: &s
 /// Returns the client, which may know why no server is reached. Returns `None` if the lease ran out, and the session
 /// may have expired before zklock noticed this. Then zklock seems to have been stopped, and the servers are not the
 /// cause.
-fn client_unless_late<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
+fn client_unless_stalled<'z>(guard: &AnyGuard, why: Loss, zk: &'z ZooKeeper) -> Option<&'z ZooKeeper> {
     let is_late = why == Loss::LeaseRanOut && guard.session_left().is_zero();
     (!is_late).then_some(zk)
 }
@@ -536,7 +538,7 @@ fn grace_and_reserve(wanted: Duration, left: Duration) -> (Duration, Duration) {
 ///   left. The remaining time is measured at TERM.
 /// - If the session may have expired already, or if `--grace` is zero, KILL is sent at once, without TERM.
 /// - If somebody has removed the node, the command still gets the grace, although another contender may have the lock.
-async fn stop_command(
+async fn end_command(
     guard: &AnyGuard,
     run: &RunArguments,
     mut child: Child,
@@ -611,7 +613,7 @@ async fn end_rest_of_group(group: Pid, guard: &AnyGuard, run: &RunArguments, sig
 /// Otherwise it is [`FAREWELL`], or without a connection [`FAREWELL_UNREACHED`]. A signal that came before lowers the
 /// limit to [`FAREWELL`]. If the limit ends the wait for a lock that was held, a message says for how long the lock may
 /// stay taken. Returns the signal that came before or during the wait, if there is one.
-async fn give_lock_back(
+async fn release_and_end_session(
     guard: AnyGuard,
     zk: &ZooKeeper,
     connection: &ConnectionArguments,
@@ -634,7 +636,7 @@ async fn give_lock_back(
         biased;
         done = tokio::time::timeout(limit, both) => {
             if let (Err(_), Some(left)) = (done, left) {
-                let left = truncate_to_millis(left);
+                let left = duration_text_to_millis(left);
                 print_message(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
             }
             pending

@@ -70,11 +70,11 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Begins to deliver the signals of [`ENDING`], the real-time signals and, if `can_use_stage` is set, the signals
-    /// of [`FAULTS`]. `can_use_stage` is from [`tie::can_use_stage`].
+    /// Begins to deliver the signals of [`ENDING`], the real-time signals and, if `can_use_launcher` is set, the
+    /// signals of [`FAULTS`]. `can_use_launcher` is from [`tie::can_use_launcher`].
     ///
-    /// [`tie::can_use_stage`]: crate::run::tie::can_use_stage
-    pub(crate) fn listen(can_use_stage: bool) -> Result<Signals, Exit> {
+    /// [`tie::can_use_launcher`]: crate::run::tie::can_use_launcher
+    pub(crate) fn listen(can_use_launcher: bool) -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut signals = Signals { sender, receiver, before: SigSet::empty() };
         signals.listen_to(ENDING.iter().copied().chain(real_time_signals()))?;
@@ -82,9 +82,10 @@ impl Signals {
         // end zklock.
         let unblocked = SigSet::empty().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         signals.before = unblocked.map_err(|error| cannot_listen_error(&error))?;
-        // The signals of `FAULTS` are blocked only if the command is started through the stage, a process that unblocks
-        // them before it becomes the command. Without the stage the command would inherit the blocked signals.
-        if can_use_stage {
+        // The signals of `FAULTS` are blocked only if the command is started through the launcher, a process that
+        // unblocks them before it becomes the command. Without the launcher the command would inherit the blocked
+        // signals.
+        if can_use_launcher {
             signals.add_faults()?;
         }
         Ok(signals)

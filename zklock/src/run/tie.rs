@@ -1,8 +1,8 @@
 //! Ties the life of the command to that of zklock on Linux: if zklock is killed (-9), the system kills the command.
 //!
 //! Linux kills a process when its parent dies if the process has asked to be killed (PR_SET_PDEATHSIG). So zklock
-//! starts its own program once more, as the stage. The stage asks to be killed, makes sure that its parent still lives,
-//! and then becomes the command by exec. The process keeps its id, its group, its terminal and its files.
+//! starts its own program once more, as the launcher. The launcher asks to be killed, makes sure that its parent still
+//! lives, and then becomes the command by exec. The process keeps its id, its group, its terminal and its files.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,31 +15,31 @@ use crate::output::quote_argument;
 use crate::run::signals;
 use crate::terminal::our_group;
 
-/// The first argument of the stage, the process that becomes the command. It cannot be the path of a lock, which begins
-/// with a slash.
+/// The first argument of the launcher, the process that becomes the command. It cannot be the path of a lock, which
+/// begins with a slash.
 #[cfg(target_os = "linux")]
-const STAGE: &str = "tied-to";
+const LAUNCHER: &str = "tied-to";
 
 /// On Linux, a path of this program that stays valid when the program's file is replaced.
 pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
-/// Returns whether the command is started through the stage, the process that becomes the command. The stage needs
-/// Linux and `/proc`.
-pub(crate) fn can_use_stage() -> bool {
+/// Returns whether the command is started through the launcher, the process that becomes the command. The launcher
+/// needs Linux and `/proc`.
+pub(crate) fn can_use_launcher() -> bool {
     cfg!(target_os = "linux") && std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
-/// Returns the command that starts the program, through the stage if [`can_use_stage`] allows it. The system kills the
-/// stage, and so the command, when the thread that has spawned the stage ends. So this thread has to live as long as
-/// zklock. `faults` is from [`Signals::faults_blocked_before`].
+/// Returns the command that starts the program, through the launcher if [`can_use_launcher`] allows it. The system
+/// kills the launcher, and so the command, when the thread that has spawned the launcher ends. So this thread has to
+/// live as long as zklock. `faults` is from [`Signals::faults_blocked_before`].
 ///
 /// [`Signals::faults_blocked_before`]: crate::run::signals::Signals::faults_blocked_before
 pub(crate) fn new_command(program: &OsStr, arguments: &[OsString], faults: u64) -> Command {
     #[cfg(target_os = "linux")]
-    if can_use_stage() {
+    if can_use_launcher() {
         let mut command = Command::new(OURSELVES);
         let parent = format!("{}:{faults:x}", std::process::id());
-        command.arg0("zklock").arg(STAGE).arg(parent).arg(program).args(arguments);
+        command.arg0("zklock").arg(LAUNCHER).arg(parent).arg(program).args(arguments);
         return command;
     }
     let mut command = Command::new(program);
@@ -47,19 +47,19 @@ pub(crate) fn new_command(program: &OsStr, arguments: &[OsString], faults: u64) 
     command
 }
 
-/// Becomes the command, if this process was started as the stage. Returns an error if that fails, and `None` if this
-/// process is not the stage.
+/// Becomes the command, if this process was started as the launcher. Returns an error if that fails, and `None` if this
+/// process is not the launcher.
 #[cfg(target_os = "linux")]
-pub(crate) fn become_command_if_stage() -> Option<Exit> {
+pub(crate) fn become_command_if_launcher() -> Option<Exit> {
     use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
 
     let mut words = std::env::args_os().skip(1);
-    words.next().filter(|word| word == STAGE)?;
+    words.next().filter(|word| word == LAUNCHER)?;
     let told = words.next().unwrap_or_default().into_string().unwrap_or_default();
     let (parent, faults) = told.split_once(':').unwrap_or((&told, ""));
     let parent = parent.parse().ok().and_then(Pid::from_raw);
     let Some((parent, program)) = parent.zip(words.next()) else {
-        return Some(Exit::usage(format!("{STAGE} is only for zklock itself")));
+        return Some(Exit::usage(format!("{LAUNCHER} is only for zklock itself")));
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
@@ -82,7 +82,7 @@ pub(crate) fn become_command_if_stage() -> Option<Exit> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn become_command_if_stage() -> Option<Exit> {
+pub(crate) fn become_command_if_launcher() -> Option<Exit> {
     None
 }
 

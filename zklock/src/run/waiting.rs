@@ -101,7 +101,7 @@ fn describe_holder(member: &Member, level: usize) -> String {
     if level < 5 {
         words.push(table::mode_text(member));
     }
-    words.push(host(member, LONGEST[level]));
+    words.push(host_text_within(member, LONGEST[level]));
     if let Some(pid) = member.pid.filter(|_| level < 2) {
         words.push(format!("pid {pid}"));
     }
@@ -114,7 +114,7 @@ fn describe_holder(member: &Member, level: usize) -> String {
 
 /// Returns the host. If it is wider than `longest` columns, its domain is left out, and the rest is shortened if it is
 /// still too wide.
-fn host(member: &Member, longest: usize) -> String {
+fn host_text_within(member: &Member, longest: usize) -> String {
     let host = escape_controls(&member.host);
     match width(&host) > longest {
         true => {

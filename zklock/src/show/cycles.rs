@@ -38,7 +38,7 @@ pub(crate) fn circle_closed_by_wait(
     path: &str,
     under: Option<(String, i64)>,
 ) -> Option<Vec<ProcessWait>> {
-    let mut locks = ListedLock::all(queues);
+    let mut locks = LockProcesses::all(queues);
     let is_holder = |it: &Process| locks.iter().any(|lock| lock.holders.contains(it));
     let under = under.and_then(|(path, token)| {
         let queue = queues.iter().find(|queue| queue.path == path)?;
@@ -61,7 +61,7 @@ pub(crate) fn circle_closed_by_wait(
 /// lock. The holding task may go on and release the lock. Waits within one process are left out, because tasks of one
 /// process often wait for each other.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<ProcessWait>> {
-    let locks = ListedLock::all(queues);
+    let locks = LockProcesses::all(queues);
     let waits = awaited_locks(&locks);
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
     let mut cycles = Vec::new();
@@ -87,40 +87,40 @@ pub(crate) fn cycles_json(cycles: &[Vec<ProcessWait>]) -> Value {
 
 /// A lock, or a semaphore with one permit, with its waiting and holding processes. Every waiter waits until all holders
 /// have left, also holders that are not the waiter's predecessor.
-struct ListedLock<'a> {
+struct LockProcesses<'a> {
     path: &'a str,
     waiters: BTreeSet<Process>,
     holders: BTreeSet<Process>,
 }
 
 /// Returns, for each process that waits, the locks that it waits for.
-fn awaited_locks<'a>(locks: &'a [ListedLock<'a>]) -> BTreeMap<&'a Process, Vec<&'a ListedLock<'a>>> {
-    let mut waits: BTreeMap<&Process, Vec<&ListedLock<'_>>> = BTreeMap::new();
+fn awaited_locks<'a>(locks: &'a [LockProcesses<'a>]) -> BTreeMap<&'a Process, Vec<&'a LockProcesses<'a>>> {
+    let mut waits: BTreeMap<&Process, Vec<&LockProcesses<'_>>> = BTreeMap::new();
     for lock in locks {
         lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
     }
     waits
 }
 
-impl ListedLock<'_> {
+impl LockProcesses<'_> {
     /// Returns the locks. Semaphores with several permits are left out, and circles through them are not found. There,
     /// one holder that leaves is enough for a waiter, so a circle blocks the waiter only if every holder waits for it.
     /// If a waiter holds no lock, but a `zklock` above it does, that `zklock` counts as the waiter.
-    fn all(queues: &[Queue]) -> Vec<ListedLock<'_>> {
+    fn all(queues: &[Queue]) -> Vec<LockProcesses<'_>> {
         let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
-        let mut locks: Vec<ListedLock<'_>> = queues.map(ListedLock::of).collect();
+        let mut locks: Vec<LockProcesses<'_>> = queues.map(LockProcesses::of).collect();
         let holders: BTreeSet<Process> = locks.iter().flat_map(|lock| &lock.holders).cloned().collect();
         let is_holder = |it: &Process| holders.contains(it);
         for lock in &mut locks {
             let waiters = std::mem::take(&mut lock.waiters).into_iter();
-            lock.waiters = waiters.map(|who| holding_ancestor(&who, is_holder).unwrap_or(who)).collect();
+            lock.waiters = waiters.map(|who| nearest_holding_process(&who, is_holder).unwrap_or(who)).collect();
         }
         locks
     }
 
-    fn of(queue: &Queue) -> ListedLock<'_> {
+    fn of(queue: &Queue) -> LockProcesses<'_> {
         let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
-        ListedLock {
+        LockProcesses {
             path: &queue.path,
             waiters: waiting.filter_map(process_of_member).collect(),
             holders: queue.holders().filter_map(process_of_member).collect(),
@@ -136,7 +136,7 @@ fn process_of_member(member: &Member) -> Option<Process> {
 const GENERATIONS: usize = 64;
 
 /// Returns the nearest process that holds a lock: `who` itself, or a `zklock` among its ancestors on this machine.
-fn holding_ancestor(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Option<Process> {
+fn nearest_holding_process(who: &Process, is_holder: impl Fn(&Process) -> bool) -> Option<Process> {
     if is_holder(who) { Some(who.clone()) } else { zklocks_above(who).find(is_holder) }
 }
 
@@ -162,14 +162,14 @@ fn own_host() -> String {
 
 /// Finds the shortest circle of two or more processes through `start`, by a breadth-first search. The search visits the
 /// holders of each lock once, however many processes wait for the lock.
-fn shortest_circle(waits: &BTreeMap<&Process, Vec<&ListedLock<'_>>>, start: &Process) -> Option<Vec<ProcessWait>> {
-    let wait = |who: &Process, lock: &ListedLock<'_>, holder: &Process| ProcessWait {
+fn shortest_circle(waits: &BTreeMap<&Process, Vec<&LockProcesses<'_>>>, start: &Process) -> Option<Vec<ProcessWait>> {
+    let wait = |who: &Process, lock: &LockProcesses<'_>, holder: &Process| ProcessWait {
         who: who.clone(),
         path: lock.path.to_owned(),
         holder: holder.clone(),
     };
     let (mut seen, mut next) = (BTreeSet::new(), VecDeque::from([start]));
-    let mut reached: BTreeMap<&Process, (&Process, &ListedLock<'_>)> = BTreeMap::new();
+    let mut reached: BTreeMap<&Process, (&Process, &LockProcesses<'_>)> = BTreeMap::new();
     while let Some(who) = next.pop_front() {
         for lock in waits.get(who).into_iter().flatten() {
             if who != start && lock.holders.contains(start) {

@@ -24,7 +24,7 @@ use crate::arguments::{ConnectionArguments, WatchArguments};
 use crate::exit::Exit;
 use crate::output;
 use crate::place::LockOrSemaphore;
-use crate::show::live::{SILENCE, none_if_passing};
+use crate::show::live::{SILENCE, none_if_transient};
 use crate::show::{free_lock_warnings, print_warnings, table};
 
 /// The interval at which zklock checks whether it is connected, and the shortest pause between two searches for locks.
@@ -42,11 +42,11 @@ pub(crate) async fn print_changes(
     order: &WatchArguments,
     connection: &ConnectionArguments,
 ) -> Result<u8, Exit> {
-    let reports = &ConnectionReports { zk, order, was_connected: Cell::new(true), last_report: Cell::new(None) };
+    let reports = &ConnectionReporter { zk, order, was_connected: Cell::new(true), last_report: Cell::new(None) };
     let begin = |lock: LockToFollow| async move { (follow_queue(reports, &lock).await, lock) }.boxed_local();
     let mut followed = FuturesUnordered::new();
     let mut known: BTreeSet<LockToFollow> = BTreeSet::new();
-    let mut reporting = pin!(reports.report_until_unread());
+    let mut reporting = pin!(reports.report_until_no_reader());
     let (sender, mut found) = mpsc::unbounded_channel();
     let mut search = pin!(search_locks(zk, order, sender));
     if !order.tree {
@@ -82,7 +82,7 @@ async fn search_locks(
     let mut is_first = true;
     loop {
         for prefix in &order.paths {
-            let Some(survey) = none_if_passing(Survey::below(zk, prefix).await)? else { continue };
+            let Some(survey) = none_if_transient(Survey::below(zk, prefix).await)? else { continue };
             if is_first {
                 print_warnings(&free_lock_warnings(zk, std::slice::from_ref(prefix), true, &survey.queues).await);
             }
@@ -97,7 +97,7 @@ async fn search_locks(
 }
 
 /// Notices when the connection breaks and when it is back. With `--json`, prints a line for each path in both cases.
-struct ConnectionReports<'z> {
+struct ConnectionReporter<'z> {
     zk: &'z ZooKeeper,
     order: &'z WatchArguments,
     was_connected: Cell<bool>,
@@ -105,7 +105,7 @@ struct ConnectionReports<'z> {
     last_report: Cell<Option<Instant>>,
 }
 
-impl ConnectionReports<'_> {
+impl ConnectionReporter<'_> {
     /// With `--json`, prints a line for each path if the connection broke or came back since the last call.
     fn report_change(&self) -> Result<(), Exit> {
         let state = self.zk.state();
@@ -141,8 +141,8 @@ impl ConnectionReports<'_> {
         Ok(())
     }
 
-    /// Calls [`ConnectionReports::report_change`] again and again, until standard output has no reader any more.
-    async fn report_until_unread(&self) -> Result<(), Exit> {
+    /// Calls [`ConnectionReporter::report_change`] again and again, until standard output has no reader any more.
+    async fn report_until_no_reader(&self) -> Result<(), Exit> {
         while output::has_reader() {
             self.report_change()?;
             tokio::time::sleep(TICK).await;
@@ -153,7 +153,7 @@ impl ConnectionReports<'_> {
 
 /// Prints one queue, and prints it again after each change that is found. With `--tree`, returns when the lock's
 /// directory is gone and the queue is empty.
-async fn follow_queue(reports: &ConnectionReports<'_>, (path, dialect): &LockToFollow) -> Result<(), Exit> {
+async fn follow_queue(reports: &ConnectionReporter<'_>, (path, dialect): &LockToFollow) -> Result<(), Exit> {
     let (zk, order) = (reports.zk, reports.order);
     let place = LockOrSemaphore::at(zk, path, *dialect)?;
     let mut watches = Watches::new(path, *dialect);
@@ -176,7 +176,7 @@ async fn follow_queue(reports: &ConnectionReports<'_>, (path, dialect): &LockToF
         if matches!(fired, Some((Event::LookAgain, _))) {
             reports.report_short_break()?;
         }
-        if let Some(queue) = none_if_passing(looked)? {
+        if let Some(queue) = none_if_transient(looked)? {
             let at = told.take().unwrap_or_else(SystemTime::now);
             let mut seen = QueueLook::new(last.as_ref(), queue, watches.shown.clone());
             if let Some(before) = &last {
@@ -310,7 +310,7 @@ fn rfc3339(at: SystemTime) -> String {
 }
 
 fn print_json(line: &Value) -> Result<(), Exit> {
-    output::print_result(&format!("{}\n", output::escape_json(&line.to_string()))).map(drop)
+    output::print_result(&format!("{}\n", output::escape_controls_in_json(&line.to_string()))).map(drop)
 }
 
 /// Returns the part of a queue whose change is printed. The ages of members are not in this part, because they change
@@ -354,7 +354,7 @@ impl Watches {
     async fn arm(&mut self, zk: &ZooKeeper) {
         let Ok(session_slot) = zk.session_slot(0).await else { return };
         let session = session_slot.session();
-        self.arm_all(session, self.wanted.clone()).await;
+        self.arm_missing(session, self.wanted.clone()).await;
         // The missing node may be created between two requests. So the watch on the directory is tried again, at most
         // once for each node of the path.
         for _ in 0..self.path.matches('/').count() {
@@ -365,11 +365,11 @@ impl Watches {
             if !self.watch_nearest_ancestor(session).await {
                 break;
             }
-            self.arm_all(session, vec![self.wanted[0].clone()]).await;
+            self.arm_missing(session, vec![self.wanted[0].clone()]).await;
         }
     }
 
-    async fn arm_all(&mut self, session: &Arc<dyn Session>, mut missing: Vec<WatchTarget>) {
+    async fn arm_missing(&mut self, session: &Arc<dyn Session>, mut missing: Vec<WatchTarget>) {
         missing.retain(|target| !self.armed.contains_key(target));
         let sent: Vec<Reply<(Vec<String>, Watch)>> = missing.iter().map(|target| send_watch(session, target)).collect();
         for (target, answer) in missing.into_iter().zip(future::join_all(sent).await) {

@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind};
 use zk_rwlock::{Dialect, Error, Queue, RwLock, Survey, ZooKeeper};
 
 use crate::arguments::{ConnectionArguments, WatchArguments};
-use crate::connect::connect_to;
+use crate::connect::connect_for_path;
 use crate::exit::Exit;
 use crate::output::{self, shorten, shorten_in_the_middle, width, wrap_line};
 use crate::place::LockOrSemaphore;
@@ -33,7 +33,7 @@ const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 /// Shows the queues until a signal ends zklock, until standard output has no reader or is no longer zklock's terminal,
 /// or until an error that is not expected to pass.
 pub(crate) async fn watch_queues(watch: &WatchArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
-    let zk = connect_to(&watch.paths[0], connection).await?;
+    let zk = connect_for_path(&watch.paths[0], connection).await?;
     for path in &watch.paths[1..] {
         RwLock::new(&zk, path)?;
     }
@@ -101,13 +101,13 @@ async fn watch_on_screen(zk: &ZooKeeper, watch: &WatchArguments, dialect: Dialec
 async fn read_queues(zk: &ZooKeeper, watch: &WatchArguments, dialect: Dialect) -> Result<Option<Vec<Queue>>, Exit> {
     if watch.tree {
         let surveys = watch.paths.iter().map(|path| Survey::below(zk, path).into_future());
-        return none_if_passing(
+        return none_if_transient(
             try_join_all(surveys).await.map(|all| all.into_iter().flat_map(|it| it.queues).collect()),
         );
     }
     let places = watch.paths.iter().map(|path| LockOrSemaphore::at(zk, path, dialect));
     let places = places.collect::<Result<Vec<_>, _>>()?;
-    none_if_passing(try_join_all(places.iter().map(LockOrSemaphore::queue)).await)
+    none_if_transient(try_join_all(places.iter().map(LockOrSemaphore::queue)).await)
 }
 
 impl Screen {
@@ -172,7 +172,7 @@ impl Screen {
 
 /// Returns what was read. Returns `None` after an error that may pass: the connection may come back, or a new session
 /// may be opened.
-pub(crate) fn none_if_passing<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
+pub(crate) fn none_if_transient<T>(looked: Result<T, Error>) -> Result<Option<T>, Exit> {
     match looked {
         Ok(seen) => Ok(Some(seen)),
         Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => Ok(None),
@@ -190,9 +190,9 @@ mod tests {
         let away = Error::Unreachable("it is away".to_owned());
         let unknown = Error::OutcomeUnknown { operation: "read", reason: "it was cut".to_owned() };
         for passes in [away, unknown] {
-            assert!(none_if_passing::<Queue>(Err(passes)).is_ok_and(|queue| queue.is_none()));
+            assert!(none_if_transient::<Queue>(Err(passes)).is_ok_and(|queue| queue.is_none()));
         }
         let denied = Error::PermissionDenied { operation: "read", path: "/lock".to_owned(), lacks: Box::default() };
-        assert!(none_if_passing::<Queue>(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
+        assert!(none_if_transient::<Queue>(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
     }
 }

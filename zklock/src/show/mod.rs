@@ -14,27 +14,27 @@ use zk_rwlock::queue::NodeName;
 use zk_rwlock::{Queue, Survey, ZooKeeper};
 
 use crate::arguments::{ConnectionArguments, LsArguments};
-use crate::connect::{self, connect_to};
+use crate::connect::{self, connect_for_path};
 use crate::exit::Exit;
-use crate::output::escape_json;
+use crate::output::escape_controls_in_json;
 use crate::place::{LockOrSemaphore, is_at_or_below};
 use crate::{output, place};
 
 pub(crate) async fn list_queues(ls: &LsArguments, connection: &ConnectionArguments) -> Result<u8, Exit> {
     let (columns, colourful) = (output::terminal_columns(&io::stdout()), output::is_colourful());
-    let zk = connect_to(&ls.path, connection).await?;
+    let zk = connect_for_path(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
         print_warnings(&free_lock_warnings(&zk, slice::from_ref(&ls.path), true, &survey.queues).await);
         match ls.json {
-            true => escape_json(&format!("{:#}\n", table::survey_json(&survey, &ls.path))),
+            true => escape_controls_in_json(&format!("{:#}\n", table::survey_json(&survey, &ls.path))),
             false => table::survey_tables(&survey, &ls.path, columns, colourful),
         }
     } else {
         let queue = LockOrSemaphore::at(&zk, &ls.path, connection.dialect)?.queue().await?;
         print_warnings(&free_lock_warnings(&zk, &[], false, slice::from_ref(&queue)).await);
         match ls.json {
-            true => escape_json(&format!("{:#}\n", table::queue_json(&queue))),
+            true => escape_controls_in_json(&format!("{:#}\n", table::queue_json(&queue))),
             false => table::queue_table(&queue, columns, colourful),
         }
     };

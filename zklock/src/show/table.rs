@@ -103,7 +103,7 @@ pub(crate) fn survey_tables(survey: &Survey, prefix: &str, columns: Option<usize
 
 /// Returns the queue as `ls --json` prints it. `zklock ls --help` documents the fields, which must not change.
 pub(crate) fn queue_json(queue: &Queue) -> Value {
-    let members = queue.members.iter().zip(places_ahead(queue)).zip(1..).map(|((member, ahead), place)| {
+    let members = queue.members.iter().zip(predecessor_places(queue)).zip(1..).map(|((member, ahead), place)| {
         json!({
             "place": place,
             "state": state_text(&member.state),
@@ -194,12 +194,12 @@ fn predecessor_texts(queue: &Queue) -> Vec<[String; 2]> {
         (None, MemberState::Waits { .. }) => ["one that left", "left"].map(str::to_owned),
         (None, _) => ["-", "-"].map(str::to_owned),
     };
-    queue.members.iter().zip(places_ahead(queue)).map(words).collect()
+    queue.members.iter().zip(predecessor_places(queue)).map(words).collect()
 }
 
 /// Returns the place of each member's predecessor. `None` if the member does not wait, if it waits for permits, or if
 /// the predecessor has left since the queue was listed.
-fn places_ahead(queue: &Queue) -> Vec<Option<usize>> {
+fn predecessor_places(queue: &Queue) -> Vec<Option<usize>> {
     let places: HashMap<&str, usize> = queue.members.iter().map(|member| &member.node[..]).zip(1..).collect();
     let ahead = |member: &Member| match &member.state {
         MemberState::Waits { behind } => places.get(&behind[..]).copied(),

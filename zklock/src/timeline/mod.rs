@@ -48,7 +48,7 @@ fn read_watch_lines(
             Ok(_) if text.trim().is_empty() => {}
             Ok(_) => match serde_json::from_str::<WatchJsonLine<'_>>(&text) {
                 Ok(line) => {
-                    picture.add_line(&mut watcher, &line);
+                    picture.add_watch_line(&mut watcher, &line);
                     // Before `--from`, too many rows are no error: contenders that leave before `--from` are not drawn,
                     // so their rows will go.
                     if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {

@@ -141,7 +141,7 @@ impl<'o> Picture<'o> {
 
     /// Adds a line of a watcher. Leaves out contenders that `order` does not select by their times or their path, but
     /// no disconnections.
-    pub(crate) fn add_line(&mut self, watcher: &mut WatcherState, line: &WatchJsonLine<'_>) {
+    pub(crate) fn add_watch_line(&mut self, watcher: &mut WatcherState, line: &WatchJsonLine<'_>) {
         let path = line.path.to_string();
         self.last = self.last.max(line.at);
         match &*line.event {
@@ -252,7 +252,9 @@ mod tests {
         let mut picture = Picture::new(order);
         for lines in watchers {
             let mut watcher = WatcherState::default();
-            lines.iter().for_each(|line| picture.add_line(&mut watcher, &serde_json::from_str(line).expect("a line")));
+            lines
+                .iter()
+                .for_each(|line| picture.add_watch_line(&mut watcher, &serde_json::from_str(line).expect("a line")));
         }
         picture
     }

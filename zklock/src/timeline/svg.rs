@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use crate::output::{duration_in_two_units, truncate_to_millis};
+use crate::output::{duration_in_two_units, duration_text_to_millis};
 use crate::place::is_at_or_below;
 use crate::timeline::rows::{ContenderRow, Disconnection, Picture};
 
@@ -132,7 +132,7 @@ fn draw_legend(svg: &mut String, axis: &TimeAxis) {
     let _ = writeln!(
         svg,
         "<text x=\"8\" y=\"40\">from {from}, for {}; times in UTC</text>",
-        truncate_to_millis(axis.length)
+        duration_text_to_millis(axis.length)
     );
     let parts = [
         ("waits", 10.0, "waits to write"),
@@ -211,8 +211,11 @@ fn longest_times_text<'r>(rows: impl Iterator<Item = &'r ContenderRow> + Clone, 
         .flatten()
         .filter(|(_, time, ..)| *time > Duration::ZERO)
         .map(|(what, time, since, row)| {
-            let time =
-                if time < Duration::from_secs(60) { truncate_to_millis(time) } else { duration_in_two_units(time) };
+            let time = if time < Duration::from_secs(60) {
+                duration_text_to_millis(time)
+            } else {
+                duration_in_two_units(time)
+            };
             format!("; longest {what}: {time} from {}, {}", time_of_day(since, axis.length), row_label(row))
         })
         .collect()
@@ -221,7 +224,8 @@ fn longest_times_text<'r>(rows: impl Iterator<Item = &'r ContenderRow> + Clone, 
 /// Returns the text that is shown while the pointer is on a row.
 fn tooltip(row: &ContenderRow) -> String {
     let time = |at: SystemTime| humantime::format_rfc3339_millis(at).to_string();
-    let between = |from: SystemTime, to: SystemTime| truncate_to_millis(to.duration_since(from).unwrap_or_default());
+    let between =
+        |from: SystemTime, to: SystemTime| duration_text_to_millis(to.duration_since(from).unwrap_or_default());
     let pid = row.pid.map_or_else(String::new, |pid| format!(" pid {pid}"));
     let mut text = format!("{} {}{pid}", row.mode, row.host);
     if let Some(label) = &row.label {

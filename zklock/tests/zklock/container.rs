@@ -76,11 +76,11 @@ async fn pid_1_reaps_orphans_of_its_command() {
     assert_eq!((run.code, &run.stderr[..]), (Some(6), ""), "{run:#?}");
 }
 
-/// Without signalfd(2) the witness ends at once. zklock reaps its witness itself, because the id may not be used again before.
+/// Without signalfd(2) the key listener ends at once. zklock reaps its key listener itself, because the id may not be used again before.
 #[support::judged]
-async fn pid_1_reaps_no_witness_as_an_orphan() {
+async fn pid_1_reaps_no_key_listener_as_an_orphan() {
     let Some(unshare) = unshare() else { return };
-    let (files, path) = (scratch(), "/zklock/first/witness");
+    let (files, path) = (scratch(), "/zklock/first/key_listener");
     let script = "ended() { grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l; }
         until [ $(ended) = 1 ]; do sleep 0.05; done
         orphan=$(sh -c 'sleep 0.1 >/dev/null & echo $!'); until ! [ -e /proc/$orphan ]; do sleep 0.05; done; echo left $(ended).";

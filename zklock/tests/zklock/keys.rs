@@ -216,7 +216,7 @@ pub(super) fn without_signalfd(files: &tempfile::TempDir) -> String {
     format!("LD_PRELOAD={}", library.display())
 }
 
-/// Without signalfd(2) there is no witness, and the end of the command is all that zklock knows.
+/// Without signalfd(2) there is no key listener, and the end of the command is all that zklock knows.
 #[support::judged]
 async fn without_signalfd_a_command_that_a_key_ends_tells_of_the_key() {
     let files = scratch();
@@ -228,58 +228,58 @@ async fn without_signalfd_a_command_that_a_key_ends_tells_of_the_key() {
     assert_eq!((rest.contains("CLEANUP"), rest.contains("NEXT 7"), code), (false, true, Some(0)), "{rest:?}");
 }
 
-/// Returns the witness of the `zklock` that listens in this process group.
-async fn witness(group: &str) -> Pid {
+/// Returns the key listener of the `zklock` that listens in this process group.
+async fn key_listener(group: &str) -> Pid {
     let found = || {
-        let is_witness = |process: &fs::DirEntry| {
+        let is_key_listener = |process: &fs::DirEntry| {
             let read = |name| fs::read_to_string(process.path().join(name)).unwrap_or_default();
             read("cmdline").split('\0').nth(1) == Some("witness-of")
                 && read("stat").rsplit_once(") ").is_some_and(|(_, stat)| stat.split(' ').nth(2) == Some(group))
         };
-        let process = fs::read_dir("/proc").unwrap().flatten().find(is_witness)?;
+        let process = fs::read_dir("/proc").unwrap().flatten().find(is_key_listener)?;
         Pid::from_raw(process.file_name().to_str()?.parse().ok()?)
     };
-    eventually("the witness listens", || async { found().is_some() }).await;
+    eventually("the key listener listens", || async { found().is_some() }).await;
     found().unwrap()
 }
 
-/// Types Ctrl-C, which the command only notes, and ends the command after `stop` has stopped the witness.
+/// Types Ctrl-C, which the command only notes, and ends the command after `stop` has stopped the key listener.
 async fn assert_heard_although_stopped(path: &str, stop: impl AsyncFnOnce(Pid)) {
     let command = "echo $$ pid; read line; trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
     let mut terminal = OnTerminal::start_program("bash", &["-c", &trapping("INT", path), binary(), command]);
     let group = terminal.before(" pid").trim().to_owned();
     terminal.press("go\n");
     terminal.shows("ready");
-    let witness = witness(&group).await;
+    let key_listener = key_listener(&group).await;
     terminal.press(CTRL_C);
     terminal.shows("caught");
-    stop(witness).await;
+    stop(key_listener).await;
     kill_process(Pid::from_raw(group.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
     assert_cleaned_up_once(terminal.rest().await, path);
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_typed_before_a_stop_of_the_witness_is_heard() {
-    assert_heard_although_stopped("/zklock/keys/stopped", async |witness| {
-        kill_process(witness, Signal::STOP).unwrap();
-        eventually("the witness stands still", || async { state(witness) == 'T' }).await;
+async fn a_key_typed_before_a_stop_of_the_key_listener_is_heard() {
+    assert_heard_although_stopped("/zklock/keys/stopped", async |key_listener| {
+        kill_process(key_listener, Signal::STOP).unwrap();
+        eventually("the key listener stands still", || async { state(key_listener) == 'T' }).await;
     })
     .await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_witness_that_is_stopped_again_and_again_does_not_keep_the_lock() {
+async fn a_key_listener_that_is_stopped_again_and_again_does_not_keep_the_lock() {
     let mut stops = None;
-    assert_heard_although_stopped("/zklock/keys/stopped-again", async |witness| {
-        // The witness needs its time to write the key. After that this loop stops it for good.
-        eventually("the witness waits", || async { state(witness) == 'S' }).await;
-        let stop = format!("while kill -STOP {}; do :; done", witness.as_raw_nonzero());
+    assert_heard_although_stopped("/zklock/keys/stopped-again", async |key_listener| {
+        // The key listener needs its time to write the key. After that this loop stops it for good.
+        eventually("the key listener waits", || async { state(key_listener) == 'S' }).await;
+        let stop = format!("while kill -STOP {}; do :; done", key_listener.as_raw_nonzero());
         stops =
             Some(Command::new("bash").args(["-c", &stop]).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap());
-        eventually("the witness stands still", || async { state(witness) == 'T' }).await;
+        eventually("the key listener stands still", || async { state(key_listener) == 'T' }).await;
     })
     .await;
-    assert!(soon("the end of the witness", stops.unwrap().wait()).await.is_ok());
+    assert!(soon("the end of the key listener", stops.unwrap().wait()).await.is_ok());
 }
 
 /// The command's standard input is not the terminal, so the command does not get the terminal.

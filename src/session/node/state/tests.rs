@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::queue::dialect::Dialect;
-use crate::queue::node_name::Tag;
+use crate::queue::node_name::AcquisitionTag;
 
 impl NodeState {
     /// Returns a node that has been waiting at this path since `now`.
     pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
-        let tag = Tag::new(Dialect::Native, "host~id".to_owned());
+        let tag = AcquisitionTag::new(Dialect::Native, "host~id".to_owned());
         let mut record = NodeState::new("/lock", tag.unnumbered_name(Mode::Write));
         (record.phase, record.path, record.creation_times.answered) = (Phase::Waiting, path, now);
         record
@@ -20,8 +20,8 @@ const WRITER: &str = "/lock/host~id-WRITE-0000000003";
 const READER: &str = "/lock/host~id-READ-0000000003";
 const PERMIT: &str = "/permits/host~id-1";
 
-fn tag() -> Tag {
-    Tag::new(Dialect::Native, "host~id".to_owned())
+fn tag() -> AcquisitionTag {
+    AcquisitionTag::new(Dialect::Native, "host~id".to_owned())
 }
 
 /// Returns a node before its create.
@@ -105,7 +105,7 @@ fn a_failed_create_is_repeated_under_the_same_name() {
     record.record_create_sent(2 * NOW, 3);
     record.record_created(&created(WRITER), SESSION, 3 * NOW).unwrap();
     assert_eq!((record.phase(), record.path(), record.node_name().sequence()), (Phase::Waiting, WRITER, 3));
-    assert_eq!((record.token(), record.create_connection()), (40, 3));
+    assert_eq!((record.token(), record.connection_of_create()), (40, 3));
     assert_eq!((record.creation_times().sent, record.creation_times().answered), (NOW, 3 * NOW));
 }
 
@@ -273,7 +273,7 @@ fn the_first_reason_of_a_loss_stays() {
         [(evidence(), None), (ended, Some(over)), (lapsed, Some(Loss::LeaseRanOut)), (long, Some(Loss::HeldTooLong))]
     {
         let mut record = holding();
-        record.limits.set_longest(LIMIT);
+        record.limits.set_longest_once(LIMIT);
         record.limits.add_deadline(NOW).expect("limited");
         record.detect_loss(&evidence);
         assert_eq!((record.loss(), record.held_epoch()), (loss, Some(2).filter(|_| loss.is_none())));
@@ -344,7 +344,7 @@ fn the_first_use_over_its_limit_ends_the_node() {
         (limits.add_deadline(s(1)), limits.remaining(s(1)), limits.first_deadline()),
         (None, Duration::MAX, None)
     );
-    limits.set_longest(s(10));
+    limits.set_longest_once(s(10));
     let [first, second] = [s(1), s(4)].map(|at| limits.add_deadline(at).expect("limited"));
     assert_eq!((limits.remaining(s(4)), limits.first_deadline()), (s(7), Some(s(11))));
     limits.remove_deadline(first);
@@ -358,10 +358,10 @@ fn the_first_use_over_its_limit_ends_the_node() {
 #[test]
 fn a_later_use_does_not_reach_its_limit_earlier() {
     let mut limits = HoldLimits::default();
-    limits.set_longest(s(10));
+    limits.set_longest_once(s(10));
     let until = s(3) + limits.remaining(s(3));
     limits.add_deadline(s(3)).expect("limited");
     assert_eq!(limits.first_deadline(), Some(until));
-    limits.set_longest(Duration::MAX);
+    limits.set_longest_once(Duration::MAX);
     assert_eq!(limits.remaining(s(3)), s(10), "the first limit counts");
 }
