@@ -267,32 +267,30 @@ impl Contender {
     }
 
     /// Checks our own node and `others` at the ensemble's leader now and then, until a check fails. Returns the indices
-    /// in `others` of the failed checks, or the loss if our own node is gone. The checks find changes whose events were
-    /// lost.
+    /// in `others` of the checks that surely failed. If our own node is gone, records and returns the loss. The checks
+    /// find changes whose events were lost. If `is_due`, the first check is sent at once.
     pub(crate) async fn until_check_fails(
         &self,
-        recheck: &mut LeaderRecheck<'_>,
+        mut is_due: bool,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
+        let mut recheck = LeaderRecheck::new(self.session());
         loop {
-            recheck.until_recheck_due().await;
-            let missed = self.find_failed_checks(others()).await?;
-            if !missed.is_empty() {
-                return Ok(missed);
+            if is_due {
+                let checks = [vec![existence_check(self.node().path(), None)], others()].concat();
+                // Boxed, because a waiter's future is as large as its largest step, and most waiters only pause here.
+                let missed = Box::pin(presence::find_failed_checks(self.session(), &checks)).await;
+                if missed.contains(&0) {
+                    self.node().record_loss(Loss::Removed);
+                    return Err(Loss::Removed);
+                }
+                if !missed.is_empty() {
+                    return Ok(missed.into_iter().map(|index| index - 1).collect());
+                }
             }
+            recheck.until_recheck_due().await;
+            is_due = true;
         }
-    }
-
-    /// Checks our own node and `others` at the ensemble's leader once. Returns the indices in `others` of the checks
-    /// that surely failed. If our own node is gone, records and returns the loss.
-    pub(crate) async fn find_failed_checks(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
-        let checks = [vec![existence_check(self.node().path(), None)], others].concat();
-        let missed = presence::find_failed_checks(self.session(), &checks).await;
-        if missed.contains(&0) {
-            self.node().record_loss(Loss::Removed);
-            return Err(Loss::Removed);
-        }
-        Ok(missed.into_iter().map(|index| index - 1).collect())
     }
 
     pub(crate) async fn run_while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {

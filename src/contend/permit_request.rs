@@ -29,7 +29,7 @@ use crate::queue::turn::Grant;
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{self, LeaderRecheck, existence_check};
+use crate::session::presence::{self, existence_check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, RetryLimit};
 use crate::sync::atomic::Ordering;
@@ -365,7 +365,6 @@ impl<'a> QueueHead<'a> {
             let holders = now.names.iter().map(|name| existence_check(node(name), None));
             std::iter::once(existence_check(&**path, Some(now.version))).chain(holders).collect()
         };
-        let mut recheck = LeaderRecheck::new(session);
         let look_again = queue_view.map(|view| Box::pin(view.look_again.notified()));
         tokio::select! {
             biased;
@@ -373,7 +372,7 @@ impl<'a> QueueHead<'a> {
             // node at the same time, ends the acquisition.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
-            missed = self.entry.until_check_fails(&mut recheck, checks) => {
+            missed = self.entry.until_check_fails(false, checks) => {
                 let missed = missed.map_err(|loss| self.state.config.evicted_error(loss))?;
                 if missed.contains(&0) {
                     self.number = None;

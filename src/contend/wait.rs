@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 
 use crate::contend::config::LockConfig;
@@ -17,7 +16,7 @@ use crate::observe::trace::AcquireTrace;
 use crate::queue::mode::AcquisitionAim;
 use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Grant, ListingClaim, PredecessorNews, Step, Waiter};
-use crate::session::presence::{self, LeaderRecheck, existence_check};
+use crate::session::presence::{self, existence_check};
 use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
 use crate::session::retry::{self, RetryLimit, spawn_with_reply};
 use crate::session::watch::log_cannot_watch;
@@ -84,11 +83,15 @@ impl PendingAcquisition<'_> {
                     let names = names.take().unwrap_or_default();
                     let directory = names.directory.filter(|_| asks).map(Box::new);
                     Box::pin(self.report_wait(names)).await;
-                    let news = self.until_predecessor_news(&predecessor.name, Some((asks, directory))).await?;
+                    let news = tokio::select! {
+                        biased;
+                        event = self.await_predecessor_event(&predecessor.name, asks, directory) => event?,
+                        gone = self.until_gone_at_leader(&predecessor.name, false) => gone?,
+                    };
                     self.waiter.next_after_news(news)
                 }
                 Step::AwaitAtLeader(predecessor) => {
-                    let news = self.until_predecessor_news(&predecessor.name, None).await?;
+                    let news = self.until_gone_at_leader(&predecessor.name, true).await?;
                     self.waiter.next_after_news(news)
                 }
                 Step::Take(grant) => return Ok((grant, early_read.filter(|_| !self.waiter.has_waited()))),
@@ -216,23 +219,6 @@ impl PendingAcquisition<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes, is deleted or turns out to be missing. `watch` has the last two
-    /// arguments of [`arm_watches`](PendingAcquisition::arm_watches). With `None` there is no watch. In both cases the
-    /// ensemble's leader is asked now and then whether the node still exists.
-    async fn until_predecessor_news(
-        &self,
-        predecessor: &Arc<str>,
-        watch: Option<(bool, Option<Box<Stat>>)>,
-    ) -> Result<PredecessorNews, Error> {
-        let is_watched = watch.is_some();
-        let event = watch.map(|(asks, directory)| self.await_predecessor_event(predecessor, asks, directory));
-        tokio::select! {
-            biased;
-            Some(event) = OptionFuture::from(event) => event,
-            found = self.until_gone_at_leader(predecessor, is_watched) => found,
-        }
-    }
-
     /// Arms the watch on the predecessor's node, and waits for its event. Returns [`PredecessorNews::Missing`] if the
     /// server says that the node does not exist.
     async fn await_predecessor_event(
@@ -261,30 +247,15 @@ impl PendingAcquisition<'_> {
     }
 
     /// Checks our node and the predecessor's node at the ensemble's leader now and then, until one of the two is gone.
-    /// Fails if our node is gone. The checks find a deletion whose event was lost. The first check is sent at once if
-    /// the predecessor's node is not watched.
-    async fn until_gone_at_leader(&self, predecessor: &Arc<str>, is_watched: bool) -> Result<PredecessorNews, Error> {
-        let (mut recheck, mut is_due) = (LeaderRecheck::new(self.entry.session()), !is_watched);
-        loop {
-            // The check is boxed, because a waiter's future is as large as its largest step, and most waiters only
-            // pause in this loop.
-            if is_due && Box::pin(self.is_gone_at_leader(predecessor)).await? {
-                return Ok(PredecessorNews::ListAgain);
-            }
-            recheck.until_recheck_due().await;
-            is_due = true;
-        }
-    }
-
-    /// Checks our node and the predecessor's node at the ensemble's leader once. Returns whether the predecessor's node
-    /// is surely gone. If so, and if this client's server still lists that node, connects to another server. Fails if
-    /// our node is gone.
-    async fn is_gone_at_leader(&self, predecessor: &Arc<str>) -> Result<bool, Error> {
+    /// The checks find a deletion whose event was lost. If `is_due`, the first check is sent at once. If this client's
+    /// server still lists the predecessor's node, which is gone, connects to another server. Fails if our node is gone.
+    async fn until_gone_at_leader(&self, predecessor: &Arc<str>, is_due: bool) -> Result<PredecessorNews, Error> {
         let (entry, config) = (self.entry, self.config);
-        let failing = entry.find_failed_checks(vec![existence_check(entry.child_path(predecessor), None)]).await;
-        let is_gone = !failing.map_err(|loss| config.evicted_error(loss))?.is_empty();
-        let gone = is_gone.then(|| predecessor.to_string()).into_iter().collect();
-        let left = presence::leave_server_if_listed(entry.session(), entry.directory(), gone).await;
-        left.map(|_| is_gone).map_err(|failure| config.acquisition_error(failure))
+        let check = || vec![existence_check(entry.child_path(predecessor), None)];
+        entry.until_check_fails(is_due, check).await.map_err(|loss| config.evicted_error(loss))?;
+        let gone = vec![predecessor.to_string()];
+        // Boxed, because a waiter's future is as large as its largest step.
+        let left = Box::pin(presence::leave_server_if_listed(entry.session(), entry.directory(), gone)).await;
+        left.map(|_| PredecessorNews::ListAgain).map_err(|failure| config.acquisition_error(failure))
     }
 }
