@@ -9,7 +9,7 @@
 //!
 //! A sends the create before the requests of the new connection. So a listing after the reconnect shows the node.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::ready;
 use std::sync::Arc;
 
@@ -17,7 +17,6 @@ use futures_util::future::join_all;
 
 use crate::queue::node_name::AcquisitionTag;
 use crate::session::contract::Session;
-use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
 use crate::session::listing::list_synced;
 use crate::session::node::Node;
@@ -55,14 +54,10 @@ impl SessionStore {
         let now = self.lease().now();
         let until = now.saturating_add(KEPT_FOR * self.lease().timeout());
         let expected = &mut self.record.lock().late_creates;
-        drop_old_creates(expected, now);
+        while expected.front().is_some_and(|(until, ..)| *until <= now) {
+            expected.pop_front();
+        }
         expected.push_back((until, Arc::clone(directory), tag.clone()));
-    }
-}
-
-fn drop_old_creates(expected: &mut VecDeque<(Moment, Arc<str>, AcquisitionTag)>, now: Moment) {
-    while expected.front().is_some_and(|(until, ..)| *until <= now) {
-        expected.pop_front();
     }
 }
 
@@ -70,11 +65,8 @@ fn drop_old_creates(expected: &mut VecDeque<(Moment, Arc<str>, AcquisitionTag)>,
 /// Costs one listing of each directory with late creates.
 pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
     let now = session.lease().now();
-    let expected = {
-        let expected = &mut session.store().record.lock().late_creates;
-        drop_old_creates(expected, now);
-        expected.clone()
-    };
+    let mut expected = session.store().record.lock().late_creates.clone();
+    expected.retain(|(until, ..)| *until > now);
     let mut owners = BTreeMap::<_, Vec<AcquisitionTag>>::new();
     for (_, directory, tag) in expected {
         owners.entry(directory).or_default().push(tag);
