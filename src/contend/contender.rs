@@ -19,7 +19,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Moment;
 use crate::session::leaving::NodeRemoval;
 use crate::session::node::Node;
-use crate::session::node::state::{EntryStep, HoldDeadline};
+use crate::session::node::state::EntryStep;
 use crate::session::presence::{self, LeaderRecheck, existence_check};
 use crate::session::removal::{log_removal_failure, remove_node};
 use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
@@ -474,7 +474,7 @@ impl Drop for Contender {
 /// The time limit of one use of a node that this process keeps between uses. Dropping this value ends the limit.
 pub(crate) struct UseLimit {
     node: Arc<Node>,
-    end: HoldDeadline,
+    end: Moment,
 }
 
 impl Drop for UseLimit {

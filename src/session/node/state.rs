@@ -19,7 +19,6 @@
 //! first of these losses is recorded, and the phase stays. The owner still leaves the node, so that it is deleted if it
 //! exists.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -85,23 +84,14 @@ pub(crate) struct LossEvidence {
     pub(crate) valid_in: Option<u64>,
 }
 
-/// When a hold or use reaches its limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct HoldDeadline {
-    at: Moment,
-    /// The id of the hold or use. The id is needed because several holds or uses may reach their limits at the same
-    /// moment.
-    id: u64,
-}
-
 /// The time limits of the holds of a node, or of the uses of a node that is kept between uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct HoldLimits {
     /// The longest duration of one hold or use.
     longest: Option<Duration>,
-    ends: BTreeSet<HoldDeadline>,
-    /// How many holds and uses with a limit have begun so far. This is also the id of the hold or use that began last.
-    begun: u64,
+    /// When the present holds and uses reach their limits, in order. Holds that reach it at the same moment are
+    /// interchangeable.
+    ends: Vec<Moment>,
     /// When a hold or use was first found to have exceeded its limit.
     exceeded: Option<Moment>,
 }
@@ -113,21 +103,21 @@ impl HoldLimits {
     }
 
     /// Begins a hold or use, and returns when it reaches its limit. Returns `None` if there is no limit.
-    pub(crate) fn add_deadline(&mut self, now: Moment) -> Option<HoldDeadline> {
-        let at = now.saturating_add(self.longest?);
-        self.begun += 1;
-        let end = HoldDeadline { at, id: self.begun };
-        self.ends.insert(end);
+    pub(crate) fn add_deadline(&mut self, now: Moment) -> Option<Moment> {
+        let end = now.saturating_add(self.longest?);
+        self.ends.insert(self.ends.partition_point(|other| *other <= end), end);
         Some(end)
     }
 
-    pub(crate) fn remove_deadline(&mut self, end: HoldDeadline) {
-        self.ends.remove(&end);
+    pub(crate) fn remove_deadline(&mut self, end: Moment) {
+        if let Ok(index) = self.ends.binary_search(&end) {
+            self.ends.remove(index);
+        }
     }
 
     /// Returns when the first of the present holds and uses reaches its limit. `None` if none has a limit.
     pub(super) fn first_deadline(&self) -> Option<Moment> {
-        self.ends.first().map(|end| end.at)
+        self.ends.first().copied()
     }
 
     /// Returns the time until the first of the present holds and uses reaches its limit. If there is no present hold or
