@@ -192,7 +192,7 @@ impl RequestPipeline {
             Some(connection) => pending.send_now(self, connection),
             None if state.is_closed => return Box::pin(ready(Err(self.session_over_failure()))),
             None => {
-                state.add_waiting_request(pending);
+                pending.wait_for_connection(&mut state);
                 self.wanted.notify_one();
             }
         }
@@ -201,26 +201,21 @@ impl RequestPipeline {
     }
 }
 
-impl PipelineState {
-    fn add_waiting_request<T, S>(&mut self, pending: PendingRequest<T, S>)
-    where
-        T: Send + 'static,
-        S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
-    {
-        let number = pending.number;
-        let send: WaitingRequest = Box::new(|pipeline, connection| match connection {
-            Some(connection) => pending.send_now(pipeline, connection),
-            None => pending.deliver_answer(Err(pipeline.session_over_failure())),
-        });
-        self.waiting.insert(number, send);
-    }
-}
-
 impl<T, S> PendingRequest<T, S>
 where
     T: Send + 'static,
     S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
 {
+    /// Adds the request to those that wait for a connection.
+    fn wait_for_connection(self, state: &mut PipelineState) {
+        let number = self.number;
+        let send: WaitingRequest = Box::new(|pipeline, connection| match connection {
+            Some(connection) => self.send_now(pipeline, connection),
+            None => self.deliver_answer(Err(pipeline.session_over_failure())),
+        });
+        state.waiting.insert(number, send);
+    }
+
     fn deliver_answer(self, answer: Result<T, Failure>) {
         // Sending the answer wakes the caller's task. Its waker is the user's code, and may panic.
         let _panicked = catch_panic(|| drop(self.reply.send(answer)));
@@ -292,7 +287,7 @@ where
             let mut state = pipeline.state.lock();
             match &state.connection {
                 Some(connection) => return self.send_now(pipeline, connection),
-                None if !state.is_closed => return state.add_waiting_request(self),
+                None if !state.is_closed => return self.wait_for_connection(&mut state),
                 None => {}
             }
         }
