@@ -30,7 +30,7 @@ impl LockConfig {
             ("read the queue of", self.user_path()),
             |session| async move {
                 let (taken, queued) = paths.list_permits_and_queue(&session, is_synced).await?;
-                let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
+                let queue = paths.read_queue(&session, (&taken, &queued), permits).await?;
                 Ok((queue, taken, queued))
             },
         );

@@ -342,7 +342,7 @@ impl RwLockBuilder {
         self.into_config(LockPaths::of_semaphore)
     }
 
-    fn into_config(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<LockConfig, Error> {
+    fn into_config(self, paths: impl FnOnce(Arc<str>, Dialect) -> LockPaths) -> Result<LockConfig, Error> {
         validation::check_lock_directory(&self.path)?;
         if let Some(host) = &self.host {
             validation::check_host(host)?;
@@ -351,7 +351,7 @@ impl RwLockBuilder {
         if self.max_hold == Some(Duration::ZERO) {
             return Err(Error::invalid("a max_hold of zero; nobody could hold"));
         }
-        let paths = paths(self.path.into());
+        let paths = paths(self.path.into(), self.dialect);
         let path_label = PathLabel::new(&paths.path, self.path_label);
         Ok(LockConfig {
             warnings: WaitWarnings::new(&self.coordinator, &paths, self.warn_waiting),

@@ -33,16 +33,17 @@ pub(crate) struct LockPaths {
     pub(crate) queue: Arc<str>,
     /// The directory of the permits. `None` for a lock.
     pub(crate) permits: Option<Arc<str>>,
+    pub(crate) dialect: Dialect,
 }
 
 impl LockPaths {
-    pub(crate) fn of_lock(path: Arc<str>) -> LockPaths {
-        LockPaths { queue: Arc::clone(&path), path, permits: None }
+    pub(crate) fn of_lock(path: Arc<str>, dialect: Dialect) -> LockPaths {
+        LockPaths { queue: Arc::clone(&path), path, permits: None, dialect }
     }
 
-    pub(crate) fn of_semaphore(path: Arc<str>) -> LockPaths {
+    pub(crate) fn of_semaphore(path: Arc<str>, dialect: Dialect) -> LockPaths {
         let (queue, permits) = (format!("{path}/{QUEUE}").into(), format!("{path}/{PERMITS}").into());
-        LockPaths { path, queue, permits: Some(permits) }
+        LockPaths { path, queue, permits: Some(permits), dialect }
     }
 
     /// Returns the path of a member's node.
@@ -69,12 +70,8 @@ impl LockPaths {
 
     /// Reads the nodes of the members, and returns the members with the data of their nodes, such as labels and tokens.
     /// Sends all reads before it awaits the first reply.
-    async fn read_member_nodes(
-        &self,
-        session: &Arc<dyn Session>,
-        dialect: Dialect,
-        members: &[Member],
-    ) -> Result<Vec<Member>, Failure> {
+    async fn read_member_nodes(&self, session: &Arc<dyn Session>, members: &[Member]) -> Result<Vec<Member>, Failure> {
+        let dialect = self.dialect;
         let paths: Vec<String> = members.iter().map(|member| self.node_path(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
         // A member whose node is gone, or may not be read, is still returned, with the data that are in the node's
@@ -93,20 +90,19 @@ impl LockPaths {
     pub(crate) async fn read_queue(
         &self,
         session: &Arc<dyn Session>,
-        dialect: Dialect,
         (taken, queued): (&[String], &[String]),
         permits: Option<u32>,
     ) -> Result<Queue, Failure> {
-        let turns = turn::all_turns(dialect, queued);
+        let turns = turn::all_turns(self.dialect, queued);
         let named: Vec<Member> =
             permit_holders(taken).chain(turns.iter().map(|(it, turn)| self.queue_member_from_name(it, turn))).collect();
-        let read = |some| call::ask_until_answered(session, move || self.read_member_nodes(session, dialect, some));
+        let read = |some| call::ask_until_answered(session, move || self.read_member_nodes(session, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come first, sorted by their tokens, which is the order of the grants. Holders without
         // a known token precede the others.
         members[..permit_holders(taken).count()].sort_by_key(|member| member.token);
-        Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
+        Ok(Queue { path: self.path.to_string(), dialect: self.dialect, members, done: None, permits })
     }
 
     /// Returns a contender in the queue as a member. In the queue of a lock, a contender whose turn has come is a
@@ -123,7 +119,7 @@ impl LockPaths {
     /// [`NAMED`] of these contenders, as [`read_blocker_nodes`](Self::read_blocker_nodes) does.
     pub(crate) async fn read_blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &NodeName) -> Blockers {
         let seen = self.read_progress(session, names, me).await.blockers;
-        self.read_blocker_nodes(session, me.dialect(), seen).await
+        self.read_blocker_nodes(session, seen).await
     }
 
     /// Returns the progress of the waiter `me`. `names` are the names in the queue. For a semaphore, also lists the
@@ -165,15 +161,9 @@ impl LockPaths {
 
     /// Reads the nodes of these blockers, and returns the blockers with the data of their nodes. If the nodes cannot be
     /// read within a session timeout, returns the blockers unchanged.
-    pub(crate) async fn read_blocker_nodes(
-        &self,
-        session: &Arc<dyn Session>,
-        dialect: Dialect,
-        seen: Blockers,
-    ) -> Blockers {
+    pub(crate) async fn read_blocker_nodes(&self, session: &Arc<dyn Session>, seen: Blockers) -> Blockers {
         let read =
-            retry::run_until(session.sleep(session.timeout()), self.read_member_nodes(session, dialect, &seen.first))
-                .await;
+            retry::run_until(session.sleep(session.timeout()), self.read_member_nodes(session, &seen.first)).await;
         match read {
             Some(Ok(first)) => Blockers { first, ..seen },
             _ => seen,

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::queue_view::{QueueView, next_listing};
-use crate::queue::dialect::Dialect;
 use crate::queue::member::Progress;
 use crate::queue::node_name::NodeName;
 use crate::session::contract::Session;
@@ -46,7 +45,7 @@ impl WaitReporter {
     pub(crate) async fn report_changes(&mut self, paths: &LockPaths, view: &QueueView) -> Infallible {
         let mut waits = next_listing(view, 0).await;
         loop {
-            self.report_if_changed(&waits.session, paths, waits.me.dialect(), waits.seen.clone()).await;
+            self.report_if_changed(&waits.session, paths, waits.seen.clone()).await;
             waits = tokio::select! {
                 biased;
                 later = next_listing(view, waits.listings) => later,
@@ -57,18 +56,12 @@ impl WaitReporter {
 
     /// Calls the listener with the progress `seen`, unless only the length of the queue has changed since the last
     /// call. Before it calls the listener, reads the nodes of the contenders that the waiter waits for.
-    async fn report_if_changed(
-        &mut self,
-        session: &Arc<dyn Session>,
-        paths: &LockPaths,
-        dialect: Dialect,
-        seen: Progress,
-    ) {
+    async fn report_if_changed(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, seen: Progress) {
         if let Some(reported) = self.reported.as_mut().filter(|reported| reported.looks_same_as(&seen)) {
             reported.length = seen.length;
             return;
         }
-        let blockers = paths.read_blocker_nodes(session, dialect, seen.blockers).await;
+        let blockers = paths.read_blocker_nodes(session, seen.blockers).await;
         self.report_progress(Progress { blockers, ..seen });
     }
 
@@ -85,7 +78,7 @@ impl WaitReporter {
             // An error of the listing is ignored. If the error lasts, the acquisition itself reports it.
             if let Ok(names) = listing::list(session, &paths.queue).await {
                 let seen = paths.read_progress(session, &names, me).await;
-                self.report_if_changed(session, paths, me.dialect(), seen).await;
+                self.report_if_changed(session, paths, seen).await;
             }
         }
     }

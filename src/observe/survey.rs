@@ -124,8 +124,8 @@ impl Survey {
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
         for dialect in Dialect::ALL {
             if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
-                let queue_paths = LockPaths::of_lock(node.into());
-                self.queues.push(queue_paths.read_queue(session, dialect, (&[], &contenders), None).await?);
+                let queue_paths = LockPaths::of_lock(node.into(), dialect);
+                self.queues.push(queue_paths.read_queue(session, (&[], &contenders), None).await?);
             }
         }
         Ok(())
@@ -162,7 +162,7 @@ impl Survey {
 /// a number of permits or a permit that is taken. Also returns `None` if the node is gone, or if this client may not
 /// read the node or list its directories.
 async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
-    let queue_paths = LockPaths::of_semaphore(node.into());
+    let queue_paths = LockPaths::of_semaphore(node.into(), Dialect::Native);
     let read = call::ask_until_answered(session, || session.data(node)).await;
     let Some((data, _)) = none_if_no_node_or_no_auth(read)? else { return Ok(None) };
     // If this client may not list a directory, this function returns `None`. The survey then looks at the directory as
@@ -176,6 +176,6 @@ async fn read_semaphore_queue(session: &Arc<dyn Session>, node: &str) -> Result<
         Ok(None) if taken.iter().all(|name| permits::parse_permit_name(name).is_none()) => return Ok(None),
         _ => 0,
     };
-    let queue = queue_paths.read_queue(session, Dialect::Native, (&taken, &queued), Some(number)).await?;
+    let queue = queue_paths.read_queue(session, (&taken, &queued), Some(number)).await?;
     Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
 }
