@@ -2,12 +2,10 @@
 //! the guard that records a success.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
 use crate::contend::acquisition::AcquireOptions;
-use crate::contend::config::LockConfig;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};
@@ -15,7 +13,7 @@ use crate::lock::admin::FoundRecord;
 use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
 use crate::observe::trace;
-use crate::queue::metadata::{self, NowRange, Record, clamp_to_printable};
+use crate::queue::metadata::{self, Metadata, NowRange, Record, clamp_to_printable};
 use crate::queue::mode::{AcquisitionAim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
@@ -137,11 +135,7 @@ impl RwLock {
         let lock = self.clone();
         Call::new(move |deadline| async move {
             check_once_options(&lock, period)?;
-            let config = Arc::clone(&lock.config);
-            acquire::try_acquire_then(lock, Mode::Write, deadline, WriteGuard::new, |it| {
-                check_if_due(it, &config, None, period)
-            })
-            .await
+            acquire::try_acquire_then(lock, Mode::Write, deadline, WriteGuard::new, |it| check_if_due(it, period)).await
         })
     }
 }
@@ -151,12 +145,11 @@ impl Guard for Work {
 
     fn acquire((lock, period): Self::Source, options: AcquireOptions) -> Granting<Work> {
         Granting::new(async move {
-            let (config, label) = (Arc::clone(&lock.config), options.label.clone());
             let aim = AcquisitionAim::Lock(Mode::Write);
             check_once_options(&lock, period).inspect_err(|error| {
-                trace::report_failed_acquire((&config.directory, &config.path_label), aim, error)
+                trace::report_failed_acquire((&lock.config.directory, &lock.config.path_label), aim, error)
             })?;
-            acquire::acquire_then(lock, options, |guard| check_if_due(guard, &config, label, period)).await
+            acquire::acquire_then(lock, options, |guard| check_if_due(guard, period)).await
         })
     }
 }
@@ -177,12 +170,7 @@ fn check_once_options(RwLock { config, cache }: &RwLock, period: Duration) -> Re
 
 /// Returns the guard if the work is due. Otherwise drops the guard, and returns the record. Fails if the record cannot
 /// be read, or was deleted within the period.
-async fn check_if_due(
-    guard: WriteGuard,
-    config: &LockConfig,
-    label: Option<String>,
-    period: Duration,
-) -> Result<Work, Error> {
+async fn check_if_due(guard: WriteGuard, period: Duration) -> Result<Work, Error> {
     let hold = &guard.held;
     let (session, path) = (hold.session(), metadata::record_path(hold.user_path()));
     let refused = |failure| Error::from_failure_under_lock(failure, "read the record", &path);
@@ -208,8 +196,7 @@ async fn check_if_due(
     let now =
         NowRange::from_elapsed(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
     let Some(last) = last.filter(|last| now.may_be_within(period, last.at)) else {
-        let label = label.or_else(|| config.label.clone());
-        return Ok(Work::Due(OnceGuard { guard, host: config.host.clone(), label, had_record: is_there }));
+        return Ok(Work::Due(OnceGuard { guard, had_record: is_there }));
     };
     if !is_there {
         return Err(Error::RecordVanished { path, last: Box::new(last) });
@@ -260,8 +247,6 @@ impl Work {
 #[must_use = "if unused, the lock is given back at once, and the work stays due"]
 pub struct OnceGuard {
     guard: WriteGuard,
-    host: String,
-    label: Option<String>,
     /// Whether the node of the record existed when it was read after the grant. The node may have been empty.
     had_record: bool,
 }
@@ -304,8 +289,8 @@ impl OnceGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn done(&self) -> Result<(), Error> {
-        let (path, text) =
-            (self.record(), metadata::encode_record(&self.host, self.label.as_deref(), self.fencing_token()));
+        let Metadata { host, label, .. } = metadata::parse_metadata(self.guard.held.node_data());
+        let (path, text) = (self.record(), metadata::encode_record(&host, label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
         let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_path(&path));
         // One transaction writes the record and `twin`, the node with a copy of the record. If this client may not
