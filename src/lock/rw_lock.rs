@@ -92,13 +92,6 @@ impl RwLock {
         }
     }
 
-    /// Gives up the node that this process keeps between uses, if no use of the node runs or waits.
-    pub(crate) fn give_up_idle_node(&self) {
-        if let Some(cache) = &self.cache {
-            cache.give_up_idle_node();
-        }
-    }
-
     /// Returns the path of the lock's directory.
     pub fn path(&self) -> &str {
         &self.config.directory

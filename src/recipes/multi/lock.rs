@@ -15,7 +15,6 @@ use crate::lock::rw_lock::RwLock;
 use crate::queue::mode::Mode;
 use crate::queue::quoted::quoted;
 use crate::recipes::multi::guard::MultiGuard;
-use crate::session::contract::Coordinator;
 
 /// Several read/write locks that are acquired together: all or none.
 ///
@@ -51,7 +50,6 @@ use crate::session::contract::Coordinator;
 pub struct MultiLock {
     /// The locks, sorted by path. They are acquired in this order.
     locks: Arc<[(RwLock, Mode)]>,
-    coordinator: Arc<dyn Coordinator>,
 }
 
 impl MultiLock {
@@ -89,11 +87,10 @@ impl MultiLock {
                 quoted(path)
             )));
         }
-        let Some((first, _)) = locks.first() else {
+        if locks.is_empty() {
             return Err(Error::invalid("a MultiLock needs at least one lock"));
-        };
-        let coordinator = Arc::clone(&first.config.coordinator);
-        Ok(MultiLock { locks: locks.into(), coordinator })
+        }
+        Ok(MultiLock { locks: locks.into() })
     }
 
     /// Returns the locks' directories, in the order in which the locks are acquired.
@@ -170,13 +167,13 @@ impl MultiLock {
     /// ```
     pub fn try_lock(&self) -> Call<MultiGuard> {
         let this = self.clone();
-        Call::with_deadline(&self.coordinator, async move { this.try_acquire().await })
+        Call::with_deadline(&self.locks[0].0.config.coordinator, async move { this.try_acquire().await })
     }
 
     async fn try_acquire(&self) -> Result<MultiGuard, Error> {
         // The `MultiLock` cannot reuse a node that this process keeps between uses (`RwLockBuilder::keep`). Such a node
         // would even make the lock look taken. So idle kept nodes are given up first.
-        self.locks.iter().for_each(|(lock, _)| lock.give_up_idle_node());
+        self.locks.iter().filter_map(|(lock, _)| lock.cache.as_ref()).for_each(|cache| cache.give_up_idle_node());
         let all: Vec<_> =
             self.locks.iter().map(|(lock, mode)| new_acquisition(lock, *mode, AcquireOptions::default())).collect();
         let mut limit = Duration::MAX;
