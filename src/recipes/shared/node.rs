@@ -149,10 +149,9 @@ impl ValueNode {
         if let Some(loss) = hold.detect_loss() {
             return Err(Error::Lost(loss));
         }
-        let node = read_synced(hold.session(), &self.path).await;
-        let now = CommitBase::new(
-            node.map_err(|failure| Error::from_failure_under_lock(failure, "read", &self.path))?.as_ref(),
-        );
+        let node = retry::read_data(hold.session(), &self.path, true).await;
+        let node = node.map_err(|failure| Error::from_failure_under_lock(failure, "read", &self.path))?;
+        let now = CommitBase::new(node.map(NodeData::new).as_ref());
         if now.commit_id.is_some_and(|commit_id| commit_id.token == hold.node().token()) {
             return Ok(now);
         }
@@ -315,11 +314,6 @@ pub(crate) async fn read_missing_node_history(
     let has_twin = retry::read_data(session, &metadata::twin_path(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::exists_at_leader(session, path, None).await == Ok(false);
     Ok(MissingNodeHistory { is_gone, has_twin: is_gone && has_twin })
-}
-
-/// Reads the node after a sync, so that the result is no older than this call. Repeats the read if its reply is lost.
-pub(crate) async fn read_synced(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
-    Ok(retry::read_data(session, path, true).await?.map(NodeData::new))
 }
 
 #[cfg(test)]
