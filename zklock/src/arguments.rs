@@ -85,7 +85,7 @@ impl Arguments {
         let lacks_number = |pair: &[OsString]| {
             let is_j = || {
                 Arguments::parse_words(&[words[0].clone(), pair[0].clone()])
-                    .is_ok_and(|it| it.run.has_j_without_number())
+                    .is_ok_and(|it| matches!(it.run.permits, Some(WantedPermits(None))))
             };
             pair[1].as_encoded_bytes().starts_with(b"/") && beginning_if_too_long(&pair[0]).is_none() && is_j()
         };
@@ -220,11 +220,6 @@ pub(crate) struct RunArguments {
 }
 
 impl RunArguments {
-    /// Returns whether `-j` is given without a number.
-    fn has_j_without_number(&self) -> bool {
-        matches!(self.permits, Some(WantedPermits(None)))
-    }
-
     /// Returns whether zklock gives up, instead of waiting, if the lock is taken: with `-n`, or with `-w 0`.
     pub(crate) fn does_not_wait(&self) -> bool {
         self.nonblock || self.wait == Some(Duration::ZERO)

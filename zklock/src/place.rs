@@ -1,10 +1,8 @@
 //! Finds out whether a path is a lock or a semaphore, reads its queue, and finds or removes contenders.
 
-use std::sync::Arc;
-
-use zk_rwlock::coordinator::{Coordinator, Failure, permits_in_name};
+use zk_rwlock::coordinator::{Failure, permits_in_name};
 use zk_rwlock::queue::Member;
-use zk_rwlock::{Dialect, Error, Queue, RwLock, Semaphore};
+use zk_rwlock::{Dialect, Error, Queue, RwLock, Semaphore, ZooKeeper};
 
 use crate::{connect, output};
 
@@ -14,18 +12,16 @@ pub(crate) enum LockOrSemaphore {
     Lock(RwLock),
     Semaphore(Semaphore),
     /// A lock or a semaphore. Each request first finds out which of the two is at the path ([`is_semaphore`]).
-    Either(RwLock, Semaphore, Arc<dyn Coordinator>),
+    Either(RwLock, Semaphore, ZooKeeper),
 }
 
 impl LockOrSemaphore {
     /// Returns the lock or semaphore at the path, for reading its queue or removing a contender. Semaphores exist only
     /// in the native dialect.
-    pub(crate) fn at<C: Coordinator + Clone>(zk: &C, path: &str, dialect: Dialect) -> Result<LockOrSemaphore, Error> {
+    pub(crate) fn at(zk: &ZooKeeper, path: &str, dialect: Dialect) -> Result<LockOrSemaphore, Error> {
         let lock = RwLock::builder(zk, path).dialect(dialect).build()?;
         Ok(match dialect {
-            Dialect::Native => {
-                LockOrSemaphore::Either(lock, Semaphore::builder(zk, path).build()?, Arc::new(zk.clone()))
-            }
+            Dialect::Native => LockOrSemaphore::Either(lock, Semaphore::builder(zk, path).build()?, zk.clone()),
             _ => LockOrSemaphore::Lock(lock),
         })
     }
@@ -82,7 +78,7 @@ impl LockOrSemaphore {
 /// - Data that this client may not read: a lock.
 ///
 /// The directory of the queue decides nothing, because the servers remove it when it is empty.
-pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
+pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &ZooKeeper) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),
         Ok(None) => false,
@@ -104,7 +100,7 @@ pub(crate) fn is_at_or_below(path: &str, above: &str) -> bool {
 
 /// Returns a message if neither the path nor its record (`PATH.done`) exists. Without this message, the answer "free"
 /// would mislead a user who has mistyped the path.
-pub(crate) async fn missing_path_message<C: Coordinator>(zk: &C, path: &str) -> Option<String> {
+pub(crate) async fn missing_path_message(zk: &ZooKeeper, path: &str) -> Option<String> {
     for node in [path.to_owned(), format!("{path}.done")] {
         if !matches!(connect::send_request(zk, |session| session.children(&node)).await, Err(Failure::NoNode)) {
             return None;
@@ -114,6 +110,6 @@ pub(crate) async fn missing_path_message<C: Coordinator>(zk: &C, path: &str) -> 
 }
 
 /// Prints the message of [`missing_path_message`], if there is one.
-pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
+pub(crate) async fn report_if_missing(zk: &ZooKeeper, path: &str) {
     missing_path_message(zk, path).await.iter().for_each(|words| output::print_message(words));
 }

@@ -24,7 +24,7 @@ impl StatusLine {
     /// Returns whether a line can be drawn: standard error is a terminal with cursor control, and zklock is in its
     /// foreground.
     pub(crate) fn can_be_drawn() -> bool {
-        output::has_cursor_control(&io::stderr()) && terminal::is_foreground(io::stderr())
+        output::has_cursor_control(&io::stderr()) && terminal::is_background(io::stderr()) == Some(false)
     }
 
     /// Draws the first line of `briefer` that fits into the terminal. If none fits, draws the last line, shortened. In

@@ -90,11 +90,6 @@ pub(crate) fn our_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }
 
-/// Returns whether `of` is zklock's controlling terminal, and zklock's group has the foreground of this terminal.
-pub(crate) fn is_foreground(of: impl AsFd) -> bool {
-    tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
-}
-
 /// Returns whether another group than zklock's has the foreground of the terminal `of`. `None` if `of` is not the
 /// controlling terminal of zklock's Unix session (setsid(2)).
 pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {

@@ -75,7 +75,8 @@ pub(crate) fn advise<V: Ord>(servers: &[(ServerRole, StateIfSteady<V>)], is_whol
 /// [`Advice::Nothing`] in two cases: if the leader must be restarted, or if the advice would delete data on servers
 /// whose number is at least half of `voters`.
 pub(crate) fn reconcile_advice(all: &mut [Advice], voters: usize) {
-    let renewed: BTreeSet<usize> = all.iter().filter_map(|one| servers_to_wipe(one)).flatten().copied().collect();
+    let servers = |one: &Advice| if let Advice::Renew(servers) = one { servers.clone() } else { BTreeSet::new() };
+    let renewed: BTreeSet<usize> = all.iter().flat_map(servers).collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
     for one in all.iter_mut().filter(|one| matches!(one, Advice::Renew(_))) {
         if is_restarted {
@@ -83,13 +84,6 @@ pub(crate) fn reconcile_advice(all: &mut [Advice], voters: usize) {
         } else if 2 * renewed.len() >= voters {
             *one = Advice::Nothing("half of the servers or more differ from the rest about some node");
         }
-    }
-}
-
-fn servers_to_wipe(advice: &Advice) -> Option<&BTreeSet<usize>> {
-    match advice {
-        Advice::Renew(servers) => Some(servers),
-        _ => None,
     }
 }
 

@@ -7,7 +7,6 @@ mod odd;
 mod servers;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation, Stat, done_of};
@@ -204,8 +203,7 @@ async fn oddity_of_record(zk: &ZooKeeper, path: &str) -> Result<Option<Oddity>, 
 /// Reads the nodes of the lock or semaphore at this path.
 async fn read_checked_nodes(zk: &ZooKeeper, path: &str) -> Result<CheckedNodes, Exit> {
     let semaphore = Semaphore::builder(zk, path).build()?;
-    let coordinator: Arc<dyn Coordinator> = Arc::new(zk.clone());
-    if !place::is_semaphore(&semaphore, &coordinator).await? {
+    if !place::is_semaphore(&semaphore, zk).await? {
         return Ok(CheckedNodes { directory: read_nodes(zk, path).await?, semaphore: None, beside: Vec::new() });
     }
     let number = match semaphore.permits().await {

@@ -2,12 +2,11 @@
 //! sessions that it knows.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join_all};
 use serde_json::{Value, json};
-use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, split_connect_string};
+use zk_rwlock::coordinator::{Coordinator, Failure, Stat, send_four_letter_word, split_connect_string};
 use zk_rwlock::{ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::ConnectionArguments;
@@ -93,11 +92,12 @@ pub(crate) async fn look_three_times(
 ) -> Result<Vec<ServerReport>, Exit> {
     let names = split_connect_string(&connect::connect_string(connection)?)
         .map_err(|error| exit_for_error(error, connection))?;
+    let limit = connect_limit(connection);
     let asked = join_all(names.iter().map(|name| connect_and_ask_server(name, options, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
-        let looks = join_all(clients.iter().map(|client| read_versions_of_server(client.as_ref(), paths))).await;
-        for (server, look) in servers.iter_mut().zip(looks) {
+        let looks = clients.iter().map(|client| OptionFuture::from(client.as_ref().map(|it| read_versions(it, paths))));
+        for (server, look) in servers.iter_mut().zip(join_all(looks).await) {
             match look {
                 Some(Ok(nodes)) => server.looks.push(nodes),
                 Some(Err(failure)) => server.problem = Some(failure.to_string()),
@@ -107,8 +107,7 @@ pub(crate) async fn look_three_times(
         if round == 0 {
             // `dump` lists the sessions. It is sent after the first look, so that the list has the session of each node
             // that the look has shown, unless the session is over.
-            let dumps =
-                join_all(names.iter().map(|name| send_four_letter_word(name, "dump", options, connection))).await;
+            let dumps = join_all(names.iter().map(|name| send_four_letter_word(name, "dump", options, limit))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
                 server.sessions = dump.ok().as_deref().and_then(parse_dumped_sessions);
             }
@@ -117,7 +116,7 @@ pub(crate) async fn look_three_times(
         }
     }
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
-    let modes = join_all(names.iter().map(|name| send_four_letter_word(name, "srvr", options, connection))).await;
+    let modes = join_all(names.iter().map(|name| send_four_letter_word(name, "srvr", options, limit))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
         // `srvr` was sent before the first look and again after the last one. If the two answers state different roles,
         // the role of the server counts as unknown.
@@ -141,22 +140,14 @@ pub(crate) fn without_root(name: &str) -> &str {
     name[host..].find('/').map_or(name, |at| &name[..host + at])
 }
 
-async fn send_four_letter_word(
-    name: &str,
-    word: &str,
-    options: &ZooKeeperBuilder,
-    connection: &ConnectionArguments,
-) -> Result<String, String> {
-    zk_rwlock::coordinator::send_four_letter_word(name, word, options, connect_limit(connection)).await
-}
-
 async fn connect_and_ask_server(
     name: &str,
     options: &ZooKeeperBuilder,
     connection: &ConnectionArguments,
 ) -> (ServerReport, Option<ZooKeeper>) {
     let connected = async { options.clone().connect(name).await.map_err(|error| exit_for_error(error, connection)) };
-    let (connected, said) = tokio::join!(connected, send_four_letter_word(name, "srvr", options, connection));
+    let said = send_four_letter_word(name, "srvr", options, connect_limit(connection));
+    let (connected, said) = tokio::join!(connected, said);
     let said = said.unwrap_or_default();
     // The answer to `srvr` has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
     let version = rest_of_line(&said, "Zookeeper version: ")
@@ -184,20 +175,9 @@ fn rest_of_line(said: &str, begins: &str) -> Option<String> {
     said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| escape_controls(rest.trim()))
 }
 
-async fn read_versions_of_server(
-    client: Option<&ZooKeeper>,
-    paths: &PathsToRead,
-) -> Option<Result<NodeVersions, Failure>> {
-    let client = client?;
-    let look = async {
-        let session_slot = client.session_slot(0).await?;
-        read_versions(session_slot.session(), paths).await
-    };
-    Some(look.await)
-}
-
-async fn read_versions(session: &Arc<dyn Session>, paths: &PathsToRead) -> Result<NodeVersions, Failure> {
-    let mut look = NodeVersions::new();
+async fn read_versions(client: &ZooKeeper, paths: &PathsToRead) -> Result<NodeVersions, Failure> {
+    let session_slot = client.session_slot(0).await?;
+    let (session, mut look) = (session_slot.session(), NodeVersions::new());
     for directory in &paths.directories {
         let names = match connect::within_session_timeout(session, session.sync(directory)).await {
             Ok(()) => connect::within_session_timeout(session, session.children(directory)).await,

@@ -209,8 +209,8 @@ pub(crate) fn lock_at(zk: &ZooKeeper, path: &str, connection: &ConnectionArgumen
 }
 
 /// Waits for a session, sends one request, and awaits the reply for one session timeout at most.
-pub(crate) async fn send_request<C: Coordinator, T>(
-    zk: &C,
+pub(crate) async fn send_request<T>(
+    zk: &ZooKeeper,
     request: impl FnOnce(&dyn Session) -> Reply<T>,
 ) -> Result<T, Failure> {
     let session_slot = zk.session_slot(0).await?;

@@ -18,19 +18,15 @@ pub(crate) struct Setting {
     pub(crate) variable: &'static str,
 }
 
-const fn setting(option: &'static str, variable: &'static str) -> Setting {
-    Setting { option, variable }
-}
-
-pub(crate) const HOSTS: Setting = setting("--zk", "ZK_HOSTS");
-pub(crate) const TICK_TIME: Setting = setting("--tick-time", "ZK_TICK_TIME");
-pub(crate) const AUTH: Setting = setting("--auth", "ZK_AUTH");
-pub(crate) const AUTH_FILE: Setting = setting("--auth-file", "ZK_AUTH_FILE");
-pub(crate) const SASL: Setting = setting("--sasl", "ZK_SASL");
-pub(crate) const SASL_FILE: Setting = setting("--sasl-file", "ZK_SASL_FILE");
-pub(crate) const TLS_CA: Setting = setting("--tls-ca", "ZK_TLS_CA");
-pub(crate) const TLS_CERT: Setting = setting("--tls-cert", "ZK_TLS_CERT");
-pub(crate) const TLS_KEY: Setting = setting("--tls-key", "ZK_TLS_KEY");
+pub(crate) const HOSTS: Setting = Setting { option: "--zk", variable: "ZK_HOSTS" };
+pub(crate) const TICK_TIME: Setting = Setting { option: "--tick-time", variable: "ZK_TICK_TIME" };
+pub(crate) const AUTH: Setting = Setting { option: "--auth", variable: "ZK_AUTH" };
+pub(crate) const AUTH_FILE: Setting = Setting { option: "--auth-file", variable: "ZK_AUTH_FILE" };
+pub(crate) const SASL: Setting = Setting { option: "--sasl", variable: "ZK_SASL" };
+pub(crate) const SASL_FILE: Setting = Setting { option: "--sasl-file", variable: "ZK_SASL_FILE" };
+pub(crate) const TLS_CA: Setting = Setting { option: "--tls-ca", variable: "ZK_TLS_CA" };
+pub(crate) const TLS_CERT: Setting = Setting { option: "--tls-cert", variable: "ZK_TLS_CERT" };
+pub(crate) const TLS_KEY: Setting = Setting { option: "--tls-key", variable: "ZK_TLS_KEY" };
 
 /// The value of a setting, and the option or variable that gave it.
 #[derive(Clone)]

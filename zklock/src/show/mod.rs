@@ -77,7 +77,9 @@ async fn free_lock_warning(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
         return None;
     }
     let path = &queue.path;
-    let others = other_nodes(zk, queue).await;
+    // The nodes in the directory that are no contenders. There are none if the directory cannot be listed.
+    let mut others = connect::send_request(zk, |session| session.children(path)).await.unwrap_or_default();
+    others.retain(|name| NodeName::parse_as(name, queue.dialect).is_none());
     match others.iter().any(|name| name == "value") {
         true => Some(format!("{path}: the path of a value that a lock guards; for the lock see zklock ls {path}/lock")),
         false if others.is_empty() => place::missing_path_message(zk, path).await,
@@ -85,11 +87,4 @@ async fn free_lock_warning(zk: &ZooKeeper, queue: &Queue) -> Option<String> {
             Some(format!("{path}: the path has other nodes below it; if they are locks, see zklock ls --tree {path}"))
         }
     }
-}
-
-/// Returns the names of the nodes in the queue's directory that are no contenders. Returns none if it cannot be listed.
-async fn other_nodes(zk: &ZooKeeper, queue: &Queue) -> Vec<String> {
-    let mut names = connect::send_request(zk, |session| session.children(&queue.path)).await.unwrap_or_default();
-    names.retain(|name| NodeName::parse_as(name, queue.dialect).is_none());
-    names
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use zk_rwlock::Queue;
-use zk_rwlock::queue::{Member, MemberState};
+use zk_rwlock::queue::Member;
 
 use crate::output::{duration_in_two_units, escape_controls, shorten};
 use crate::show::layout::{self, Column, Cut};
@@ -34,7 +34,7 @@ impl QueueHistory {
         }
         let mut waiting = BTreeMap::new();
         for queue in queues {
-            *waiting.entry(&queue.path).or_insert(0) += waiters(queue).count();
+            *waiting.entry(&queue.path).or_insert(0) += queue.waiters().count();
             self.waiting.entry(queue.path.clone()).or_default();
         }
         self.waiting.retain(|path, lengths| {
@@ -64,19 +64,15 @@ impl QueueHistory {
     }
 }
 
-fn waiters(queue: &Queue) -> impl Iterator<Item = &Member> {
-    queue.members.iter().filter(|member| member.state != MemberState::Holds)
-}
-
 /// Returns the totals and a row for each queue, in at most `columns` columns and `rows` rows. Rows that do not fit are
 /// left out as in [`layout::limit_rows`].
 pub(crate) fn overview_lines(queues: &[Queue], history: &QueueHistory, columns: usize, rows: usize) -> Vec<String> {
     let mut queues: Vec<&Queue> = queues.iter().collect();
     queues.sort_by_key(|queue| {
-        (std::cmp::Reverse(waiters(queue).count()), queue.holders().next().is_none(), &queue.path)
+        (std::cmp::Reverse(queue.waiters().count()), queue.holders().next().is_none(), &queue.path)
     });
     let held = queues.iter().filter(|queue| queue.holders().next().is_some()).count();
-    let waiting: usize = queues.iter().map(|queue| waiters(queue).count()).sum();
+    let waiting: usize = queues.iter().map(|queue| queue.waiters().count()).sum();
     let mut lines = vec![shorten(&format!("{} paths, {held} held, {waiting} waiting", queues.len()), columns)];
     let now = Instant::now();
     let column = |heading, cell: &dyn Fn(&Queue) -> String| {
@@ -86,7 +82,7 @@ pub(crate) fn overview_lines(queues: &[Queue], history: &QueueHistory, columns: 
     lines.extend(layout::table_lines(
         vec![
             column("PATH", &|queue| escape_controls(&queue.path)).with_cut(Cut::Middle),
-            column("WAITING", &|queue| waiters(queue).count().to_string()),
+            column("WAITING", &|queue| queue.waiters().count().to_string()),
             column("LONGEST", &|queue| longest_wait(queue).map_or_else(dash, duration_in_two_units)),
             column("HELD", &|queue| {
                 history.held_for(queue, now).map_or_else(dash, |held| format!("{}+", duration_in_two_units(held)))
@@ -101,7 +97,7 @@ pub(crate) fn overview_lines(queues: &[Queue], history: &QueueHistory, columns: 
 
 /// Returns how long ago the first of the waiters queued up. `None` if no waiter has a known time.
 fn longest_wait(queue: &Queue) -> Option<Duration> {
-    waiters(queue).filter_map(|member| member.since).min().map(table::age)
+    queue.waiters().filter_map(|member| member.since).min().map(table::age)
 }
 
 /// Returns the free permits of a semaphore, the first holder, and how many more holders there are. A lock without

@@ -218,14 +218,10 @@ fn session_text(id: i64) -> String {
 fn shown_state(member: &Member) -> &'static str {
     match member.state {
         MemberState::Holds if member.is_candidate => "leads",
-        _ if may_be_kept(member) => "keeps",
+        // The member holds a lock that its process may keep between uses.
+        MemberState::Holds if member.keeps => "keeps",
         _ => state_text(&member.state),
     }
-}
-
-/// Returns whether the member holds a lock that its process may keep between uses.
-fn may_be_kept(member: &Member) -> bool {
-    member.keeps && member.state == MemberState::Holds
 }
 
 fn state_text(state: &MemberState) -> &'static str {
