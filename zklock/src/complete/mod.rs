@@ -62,7 +62,7 @@ pub(crate) async fn print_candidates(shell: Shell) -> Result<u8, Exit> {
     // There is no completion for a line that is not UTF-8.
     let read = io::stdin().lock().read_to_end(&mut line).is_ok();
     let Some(line) = String::from_utf8(line).ok().filter(|_| read) else { return Ok(0) };
-    let TypedLine { words, typed } = TypedLine::read(shell, &line);
+    let (words, typed) = read_line(shell, &line);
     let mut program = Arguments::command();
     program.build();
     let answer = match (cursor::expected_word(&program, &words), words.last()) {
@@ -83,29 +83,21 @@ pub(crate) async fn print_candidates(shell: Shell) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// A command line up to the cursor, as a shell sends it.
-struct TypedLine {
-    /// The words without their quotes.
-    words: Vec<String>,
-    /// The last word as it was typed, with its quotes. `None` if the shell is not bash, or sent one word only.
-    typed: Option<TypedWord>,
-}
-
-impl TypedLine {
-    /// Reads words that each end with a zero byte. The last word may lack its zero byte.
-    fn read(shell: Shell, line: &str) -> TypedLine {
-        let mut typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
-        let replaced = if shell == Shell::Bash && typed.len() > 1 { typed.pop() } else { None };
-        let last = typed.len() - 1;
-        let word = |(at, word): (usize, &&str)| match shell {
-            // bash sends all words with their quotes. fish sends only the word at the cursor with its quotes.
-            Shell::Bash => quotes::unquote_bash(word),
-            Shell::Fish if at == last => quotes::unquote_fish(word),
-            _ => (*word).to_owned(),
-        };
-        let words = typed.iter().enumerate().map(word).collect();
-        TypedLine { words, typed: replaced.map(|replaced| TypedWord::new(typed[last], replaced)) }
-    }
+/// Reads a command line up to the cursor, as a shell sends it: words that each end with a zero byte. The last word may
+/// lack its zero byte. Returns the words without their quotes, and the last word as it was typed, with its quotes. There
+/// is no typed word if the shell is not bash, or sent one word only.
+fn read_line(shell: Shell, line: &str) -> (Vec<String>, Option<TypedWord>) {
+    let mut typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
+    let replaced = if shell == Shell::Bash && typed.len() > 1 { typed.pop() } else { None };
+    let last = typed.len() - 1;
+    let word = |(at, word): (usize, &&str)| match shell {
+        // bash sends all words with their quotes. fish sends only the word at the cursor with its quotes.
+        Shell::Bash => quotes::unquote_bash(word),
+        Shell::Fish if at == last => quotes::unquote_fish(word),
+        _ => (*word).to_owned(),
+    };
+    let words = typed.iter().enumerate().map(word).collect();
+    (words, replaced.map(|replaced| TypedWord::new(typed[last], replaced)))
 }
 
 fn candidates_text(words: &[CompletionCandidate], typed: Option<&TypedWord>) -> String {
@@ -189,7 +181,7 @@ mod tests {
 
     #[test]
     fn quotes_that_the_shell_leaves_are_removed() {
-        let words = |shell, line| TypedLine::read(shell, line).words;
+        let words = |shell, line| read_line(shell, line).0;
         let line = "zklock\0'-w'\0'/a b'\0";
         let in_bash = format!("{line}/a b'\0");
         assert_eq!(words(Shell::Bash, &in_bash), ["zklock", "-w", "/a b"], "bash sends all words as they were typed");
