@@ -17,12 +17,12 @@ const ROWS_MAX: usize = 2_000;
 pub(crate) fn print_timeline(order: &TimelineArguments) -> Result<u8, Exit> {
     let mut picture = Picture::new(order);
     if order.files.is_empty() {
-        read_watch_lines("standard input", io::stdin().lock(), order, &mut picture)?;
+        read_watch_lines("standard input", io::stdin().lock(), &mut picture)?;
     }
     for file in &order.files {
         let name = file.display().to_string();
         let open = File::open(file).map_err(|error| Exit::usage(format!("cannot read {name}: {error}")))?;
-        read_watch_lines(&name, BufReader::new(open), order, &mut picture)?;
+        read_watch_lines(&name, BufReader::new(open), &mut picture)?;
     }
     if picture.count == 0 {
         return Err(Exit::usage("nobody held or waited: there is nothing to draw"));
@@ -33,12 +33,7 @@ pub(crate) fn print_timeline(order: &TimelineArguments) -> Result<u8, Exit> {
 
 /// Adds the lines of one watcher (a `zklock watch --json`) to the picture. Fails as soon as the picture has too many
 /// rows, so that a long file needs little memory. Before `--from`, too many rows are no failure.
-fn read_watch_lines(
-    name: &str,
-    mut lines: impl BufRead,
-    order: &TimelineArguments,
-    picture: &mut Picture<'_>,
-) -> Result<(), Exit> {
+fn read_watch_lines(name: &str, mut lines: impl BufRead, picture: &mut Picture<'_>) -> Result<(), Exit> {
     let (mut watcher, mut text, mut number) = (WatcherState::default(), String::new(), 0);
     loop {
         text.clear();
@@ -51,7 +46,7 @@ fn read_watch_lines(
                     picture.add_watch_line(&mut watcher, &line);
                     // Before `--from`, too many rows are no error: contenders that leave before `--from` are not drawn,
                     // so their rows will go.
-                    if picture.count > ROWS_MAX && order.from.is_none_or(|from| line.at >= from) {
+                    if picture.count > ROWS_MAX && picture.order.from.is_none_or(|from| line.at >= from) {
                         let [begin, end] = [picture.begin_and_end().0, line.at].map(humantime::format_rfc3339_millis);
                         return Err(Exit::usage(format!(
                             "from {begin} to {end} alone there are more than the {ROWS_MAX} rows that can be drawn: choose fewer with \

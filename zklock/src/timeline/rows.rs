@@ -126,7 +126,7 @@ pub(crate) struct WatcherState {
 /// If several watchers saw a contender, the earliest time of each event is used. A watcher sees an event late, but
 /// never early if its clock is right.
 pub(crate) struct Picture<'o> {
-    order: &'o TimelineArguments,
+    pub(crate) order: &'o TimelineArguments,
     pub(crate) paths: BTreeMap<String, HashMap<String, ContenderRow>>,
     pub(crate) disconnections: Vec<Disconnection>,
     /// The number of rows of all paths.
