@@ -1,7 +1,6 @@
 //! [`Call`], the future of a call that waits for no contender (another user of the lock). Also functions that limit the
 //! time of requests, and functions that repeat requests.
 
-use std::future::{Future, IntoFuture};
 use std::panic;
 use std::pin::{Pin, pin};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! One contender: creates its node, and removes the node when it leaves. The methods that replace the node are in
 //! [`exchange`](crate::contend::exchange).
 
-use std::future::{Future, poll_fn, ready};
+use std::future::{poll_fn, ready};
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! uses, or acquires a node to keep. A lock without `keep` uses nothing of this file.
 
 use std::cell::Cell;
-use std::future::{Future, pending, poll_fn};
+use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};

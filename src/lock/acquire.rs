@@ -1,7 +1,6 @@
 //! [`Acquire`], the builder of an acquisition of any kind of guard; [`Granting`], the future of an acquisition; and the methods
 //! of [`RwLock`] that acquire it.
 
-use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};

@@ -1,7 +1,6 @@
 //! The guards of one lock, and [`Hold`], the part that they have in common with permits and terms. A [`HoldShare`] is
 //! what such a guard owns.
 
-use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;

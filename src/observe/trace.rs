@@ -1,6 +1,5 @@
 //! The tracing spans and the metrics of acquisitions and holds. Without a subscriber the spans cost almost nothing.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 

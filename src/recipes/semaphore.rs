@@ -1,6 +1,5 @@
 //! The public face of the semaphore: the handle, its builder, the permit, and the calls of operators.
 
-use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::future::{Future, ready};
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,7 +2,6 @@
 //! elections use this. [`until_node_may_exist`] waits for a node that does not exist yet.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 

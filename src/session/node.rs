@@ -2,7 +2,6 @@
 //! for its changes. The watch is requested by the task `keep_alive`, or by a contender that waits. Both call
 //! [`request_watch`](Node::request_watch), which is in `watch.rs`, because it needs the session.
 
-use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};

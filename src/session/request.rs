@@ -1,7 +1,6 @@
 //! The requests of a session and their answers, and the reasons why a session ends and why a lock is lost.
 
 use std::fmt;
-use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! Repeats requests whose outcome is unknown. Also runs work on the thread of the sessions, so that the work goes on
 //! even if its caller is never polled again.
 
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::task::{Context, Waker};

@@ -1,7 +1,6 @@
 //! The request for the watch on a node that this library has created. Either a waiting contender or the task
 //! `keep_alive` sends the request. [`Node`] stores the watch and receives its event.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::{FutureExt, OptionFuture};

@@ -1,7 +1,6 @@
 //! The client of a ZooKeeper ensemble. The client owns its sessions, and decides when to open a new one.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread;

@@ -1,7 +1,7 @@
 //! The requests of one session: their order, their replies, and their wait for a connection.
 
 use std::collections::BTreeMap;
-use std::future::{Future, ready};
+use std::future::ready;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

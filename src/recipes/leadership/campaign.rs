@@ -1,6 +1,6 @@
 //! A candidate's campaign and terms: when the candidate queues up, when it resigns, and how long it pauses.
 
-use std::future::{Future, IntoFuture, pending};
+use std::future::pending;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -6,7 +6,6 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::SystemTime;

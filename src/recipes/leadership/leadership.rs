@@ -1,7 +1,6 @@
 //! The public face of leadership: the handle of a candidate, and its builder.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 

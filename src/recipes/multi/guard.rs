@@ -1,7 +1,7 @@
 //! The guard of several locks: the first loss, the fencing tokens, guarded reads and writes, and the release of all
 //! locks.
 
-use std::future::{Future, pending};
+use std::future::pending;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
