@@ -18,8 +18,8 @@ use shuttle::thread::{self, JoinHandle};
 use tokio::time::{Instant, advance};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
-    Task, Watch,
+    Coordinator, Created, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task,
+    Watch,
 };
 
 use crate::waits::Awaited;
@@ -288,7 +288,6 @@ fn event_of(path: &str) -> String {
     format!("the event of a watch on {path}")
 }
 
-#[async_trait]
 impl Session for OnRoutes {
     fn id(&self) -> i64 {
         self.session.id()
@@ -300,14 +299,6 @@ impl Session for OnRoutes {
 
     fn store(&self) -> &Arc<SessionStore> {
         self.session.store()
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.session.until_connected().await
-    }
-
-    async fn until_over(&self) -> Ending {
-        self.session.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

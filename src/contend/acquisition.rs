@@ -615,7 +615,7 @@ impl Acquisition {
     /// Waits until the session is connected, and lists the queue. Returns `None` if either fails. Without the wait, a
     /// request of a disconnected session would be sent after the reconnect, even if this acquisition had ended by then.
     async fn list_once_connected(&self, session: &Arc<dyn Session>) -> Option<Listing> {
-        session.until_connected().await.ok()?;
+        session.store().until_connected().await.ok()?;
         listing::list(session, &self.config.directory).await.ok()
     }
 

@@ -400,7 +400,7 @@ impl SemaphoreState {
         *rounds += 1;
         if *rounds > 1 && !presence::leave_differing_server(session, path, version).await? {
             // The wait also ends when the session ends. The caller's next request then fails.
-            retry::run_until(session.until_over().map(drop), session.sleep(session.timeout())).await;
+            retry::run_until(session.store().until_over().map(drop), session.sleep(session.timeout())).await;
         }
         Ok(())
     }

@@ -323,7 +323,7 @@ impl<'a> CommitAttempt<'a> {
         let session = self.session;
         let paths: Vec<String> = self.changing_operations().map(|operation| operation.path().to_owned()).collect();
         let checks = self.locks.len().min(self.operations.len());
-        session.until_connected().await.ok()?;
+        session.store().until_connected().await.ok()?;
         let look = || {
             // A quorum commits the check, so the reads after it are up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));

@@ -158,7 +158,7 @@ impl Coordinator for Memory {
             let Some(session) = self.live_or_new_session() else {
                 return Err(Failure::Over(Ending::Closed));
             };
-            if session.until_connected().await.is_ok() {
+            if session.store().until_connected().await.is_ok() {
                 return Ok(SessionSlot::new(session));
             }
         }

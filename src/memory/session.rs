@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -79,7 +78,6 @@ impl MemorySession {
     }
 }
 
-#[async_trait]
 impl Session for MemorySession {
     fn id(&self) -> i64 {
         self.id

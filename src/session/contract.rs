@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use crate::queue::permits::permits_in_name;
 use crate::session::lease::Lease;
 use crate::session::request::{
-    self, Created, Ending, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
+    self, Created, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
 };
 use crate::session::store::SessionStore;
 
@@ -182,7 +182,6 @@ impl SessionSlot {
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
-#[async_trait]
 pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns the session's id in the ensemble, the same as in `ephemeral_owner`.
     fn id(&self) -> i64;
@@ -211,16 +210,6 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Returns the lease, which says until when this session is surely alive.
     fn lease(&self) -> &Arc<Lease> {
         self.store().lease()
-    }
-
-    /// Waits until the session is connected. Fails when the session is over.
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.store().until_connected().await
-    }
-
-    /// Waits until the session is over, and returns the reason.
-    async fn until_over(&self) -> Ending {
-        self.store().until_over().await
     }
 
     /// Creates a node. The name of a sequential node is `path` with ten digits appended.

@@ -66,7 +66,7 @@ pub(crate) async fn watch_across_sessions(it: &impl NodeWatcher) {
 /// Waits until the backend has recorded the end of the session, for up to a twentieth of the session timeout. A request
 /// may fail a moment before the end is recorded. In between, the coordinator would return the same session again.
 pub(crate) async fn until_end_recorded(session: &Arc<dyn Session>) {
-    let _ending = retry::run_until(session.sleep(session.timeout() / 20), session.until_over()).await;
+    let _ending = retry::run_until(session.sleep(session.timeout() / 20), session.store().until_over()).await;
 }
 
 /// A pause before [`until_node_may_exist`] returns, so that a caller that calls it again at once does not repeat the

@@ -167,7 +167,7 @@ pub(crate) fn list_synced(session: &Arc<dyn Session>, directory: &Arc<str>) -> R
 async fn send_synced_listings(session: Arc<dyn Session>) {
     loop {
         // The result is ignored, because if the session is over, the requests below fail with the reason.
-        let _over = session.until_connected().await;
+        let _over = session.store().until_connected().await;
         let Some(mut some) = session.store().take_synced_listings() else { return };
         some.retain(|(_, callers)| callers.receiver_count() > 0);
         let Some((first, _)) = some.first() else { continue };

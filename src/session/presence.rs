@@ -191,7 +191,7 @@ impl<'a> LeaderRecheck<'a> {
                 self.pause = next_pause(self.pause, self.session.timeout());
                 return;
             }
-            if self.session.until_connected().await.is_err() {
+            if self.session.store().until_connected().await.is_err() {
                 return pending().await;
             }
             self.pause = self.session.timeout();
@@ -318,7 +318,7 @@ pub(crate) async fn await_retry_if_leader_has(
 /// Fails if the event is the end of the session.
 pub(crate) async fn fail_if_session_ended(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
     match event {
-        Event::Over => Err(Failure::Over(session.until_over().await)),
+        Event::Over => Err(Failure::Over(session.store().until_over().await)),
         _ => Ok(()),
     }
 }

@@ -157,7 +157,7 @@ impl Remover {
     async fn delete(&self, Deletion { path, signals, is_again, .. }: &Deletion) -> Result<(), Failure> {
         let mut turn = None;
         if *is_again || !self.session.lease().is_connected() {
-            self.session.until_connected().await.map_err(Failure::Over)?;
+            self.session.store().until_connected().await.map_err(Failure::Over)?;
             turn = self.session.store().late_removals.acquire().await.ok();
         }
         let mut deleted = if *signals {

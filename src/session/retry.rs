@@ -56,7 +56,7 @@ impl RetryLimit {
     /// of the session timeout, because the cause of so many failures is probably the server and not the connection.
     /// Fails if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
-        session.until_connected().await.map_err(Failure::Over)?;
+        session.store().until_connected().await.map_err(Failure::Over)?;
         self.count_try();
         if self.made > 3 {
             session.sleep(session.timeout() / 50 * (self.made - 3).min(12)).await;
@@ -89,7 +89,7 @@ where
         // A request that is made while the connection is lost is sent after the reconnect, even if the caller was
         // dropped by then. So the request is made only while the session is connected.
         if !session.lease().is_connected() {
-            session.until_connected().await.map_err(Failure::Over)?;
+            session.store().until_connected().await.map_err(Failure::Over)?;
         }
         match request().await {
             Err(failure) => tries.await_retry(session, failure).await?,

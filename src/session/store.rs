@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
+use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
 
 use crate::queue::mode::Mode;
@@ -211,18 +212,18 @@ impl SessionStore {
     }
 
     /// Waits until the session is connected. Fails when the session is over.
-    pub(crate) async fn until_connected(&self) -> Result<(), Ending> {
-        self.until(|lease| lease.ending().map(Err).or_else(|| lease.is_connected().then_some(Ok(())))).await
+    pub fn until_connected(&self) -> BoxFuture<'_, Result<(), Ending>> {
+        Box::pin(self.until(|lease| lease.ending().map(Err).or_else(|| lease.is_connected().then_some(Ok(())))))
     }
 
     /// Waits until the session is over, and returns the reason.
-    pub(crate) async fn until_over(&self) -> Ending {
-        self.until(Lease::ending).await
+    pub fn until_over(&self) -> BoxFuture<'_, Ending> {
+        Box::pin(self.until(Lease::ending))
     }
 
     /// Waits until `awaited` returns a value. Calls `awaited` at once, after each change of the connection, and at the
     /// end of the session.
-    pub(crate) async fn until<T>(&self, awaited: impl Fn(&Lease) -> Option<T>) -> T {
+    async fn until<T>(&self, awaited: impl Fn(&Lease) -> Option<T>) -> T {
         loop {
             // The future is made before the lease is read, so that a change in between is not missed.
             let changed = self.link_changed.notified();

@@ -7,15 +7,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::node_name::AcquisitionTag;
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::Node;
-use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{Created, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::telemetry::meter::PathLabel;
@@ -81,7 +79,6 @@ impl<A> Deref for Stub<A> {
     }
 }
 
-#[async_trait]
 impl<A: Answers> Session for Stub<A> {
     fn id(&self) -> i64 {
         1
@@ -89,14 +86,6 @@ impl<A: Answers> Session for Stub<A> {
 
     fn store(&self) -> &Arc<SessionStore> {
         self.0.store()
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        Ok(())
-    }
-
-    async fn until_over(&self) -> Ending {
-        pending().await
     }
 
     fn create(&self, _: &str, _: &[u8], _: Kind) -> Reply<Created> {

@@ -199,7 +199,7 @@ impl Coordinator for ZooKeeper {
                 },
             };
             // A close of the client ends all its sessions. If the session ends during this wait, the loop begins again.
-            if session_slot.session().until_connected().await.is_ok() {
+            if session_slot.session().store().until_connected().await.is_ok() {
                 return Ok(session_slot);
             }
         }

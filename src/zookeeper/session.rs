@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::sync::{Semaphore, oneshot};
 use zookeeper_client as zk;
@@ -155,7 +154,6 @@ impl ZooKeeperSession {
     }
 }
 
-#[async_trait]
 impl Session for ZooKeeperSession {
     fn id(&self) -> i64 {
         self.connections.session.id().0

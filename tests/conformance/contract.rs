@@ -409,10 +409,10 @@ pub async fn an_ended_session_fails_every_request<H: Harness>(h: &H) {
     let path = stage.node("node", Kind::Persistent).await;
     let watch = stage.a.watch(&path).await.expect("there");
     h.expire(&stage.mine).await;
-    assert_eq!(soon("the end", stage.a.until_over()).await, Ending::Expired);
+    assert_eq!(soon("the end", stage.a.store().until_over()).await, Ending::Expired);
     assert_eq!(event(watch).await, Event::Over);
     let over = Failure::Over(Ending::Expired);
-    assert_eq!(stage.a.until_connected().await, Err(Ending::Expired));
+    assert_eq!(stage.a.store().until_connected().await, Err(Ending::Expired));
     assert_eq!(stage.a.create(&stage.path("late"), b"", Kind::Persistent).await, Err(over.clone()));
     assert_eq!(stage.a.delete(&path).await, Err(over.clone()));
     assert_eq!(stage.a.children(&stage.directory).await, Err(over.clone()));
@@ -426,7 +426,7 @@ pub async fn an_ended_session_fails_every_request<H: Harness>(h: &H) {
 pub async fn after_an_end_the_next_slot_is_on_a_fresh_session<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     h.expire(&stage.mine).await;
-    soon("the end", stage.a.until_over()).await;
+    soon("the end", stage.a.store().until_over()).await;
     let fresh = session(&stage.mine).await;
     assert_ne!(fresh.id(), stage.a.id());
     fresh.create(&stage.path("fresh"), b"", Kind::Ephemeral).await.expect("the session is alive");
@@ -436,7 +436,7 @@ pub async fn closing_ends_the_session_and_refuses_slots<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("going", Kind::Ephemeral).await;
     soon("the end", stage.mine.close()).await;
-    assert_eq!(stage.a.until_over().await, Ending::Closed);
+    assert_eq!(stage.a.store().until_over().await, Ending::Closed);
     eventually("the nodes of the session are gone", || async { stage.b.data(&path).await.is_err() }).await;
     assert_eq!(stage.mine.session_slot(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
 }
@@ -446,11 +446,11 @@ pub async fn a_disconnected_session_reconnects_after_the_cut<H: Harness>(h: &H) 
     let path = stage.node("kept", Kind::Ephemeral).await;
     h.cut(&stage.mine).await;
     eventually("the cut is noticed", || async {
-        tokio::time::timeout(Duration::from_millis(1), stage.a.until_connected()).await.is_err()
+        tokio::time::timeout(Duration::from_millis(1), stage.a.store().until_connected()).await.is_err()
     })
     .await;
     h.heal(&stage.mine).await;
-    assert_eq!(soon("the connection", stage.a.until_connected()).await, Ok(()));
+    assert_eq!(soon("the connection", stage.a.store().until_connected()).await, Ok(()));
     assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.ephemeral_owner), Ok(stage.a.id()));
 }
 

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
-    Task, Watch,
+    Coordinator, Created, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task,
+    Watch,
 };
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::semaphore::Permit;
@@ -706,7 +706,6 @@ impl Coordinator for ToLagging {
     }
 }
 
-#[async_trait]
 impl Session for Lagging {
     fn id(&self) -> i64 {
         self.inner.id()
@@ -718,14 +717,6 @@ impl Session for Lagging {
 
     fn store(&self) -> &Arc<SessionStore> {
         self.inner.store()
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.inner.until_connected().await
-    }
-
-    async fn until_over(&self) -> Ending {
-        self.inner.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

@@ -129,7 +129,8 @@ async fn a_call_with_a_timeout_ends_in_time_while_disconnected() {
     let handles = Handles::behind(&proxy, "/calls/cut").await;
     let session = session(&handles.zk).await;
     proxy.cut();
-    let connected = || async { tokio::time::timeout(Duration::from_millis(1), session.until_connected()).await };
+    let connected =
+        || async { tokio::time::timeout(Duration::from_millis(1), session.store().until_connected()).await };
     eventually("the loss is noticed", || async { connected().await.is_err() }).await;
     for (name, end, took) in ended(handles.calls(Some(PROMPT))).await {
         assert!(end.expect_err(name).is_timeout(), "{name}");

@@ -70,7 +70,7 @@ impl Stage {
 
     async fn wait_until_cut_off(&self) {
         let connected =
-            || async { tokio::time::timeout(Duration::from_millis(1), self.session.until_connected()).await };
+            || async { tokio::time::timeout(Duration::from_millis(1), self.session.store().until_connected()).await };
         eventually("the loss is noticed", || async { connected().await.is_err() }).await;
     }
 }
@@ -187,7 +187,7 @@ async fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
 
     stage.proxy.heal();
     stage.becomes_empty().await;
-    soon("the session", stage.session.until_connected()).await.unwrap();
+    soon("the session", stage.session.store().until_connected()).await.unwrap();
     assert_eq!(stage.proxy.count(Op::Create2), 1);
     drop(soon("the next", stage.lock.write()).await.unwrap());
 }

@@ -730,7 +730,7 @@ async fn a_vanished_server_is_unreachable_in_time() {
     let lock = lock_at(&zk, "/locks/went-away");
     let over = session(&zk).await;
     proxy.cut();
-    soon("the end of the session", over.until_over()).await;
+    soon("the end of the session", over.store().until_over()).await;
 
     let error = soon("the refusal", lock.write()).await.unwrap_err();
     assert!(matches!(&error, Error::Unreachable(why) if why.contains(" within 500ms: ")), "{error:?}");

@@ -670,7 +670,7 @@ mod tls {
         proxy.rst();
         line_becomes(&lock_at(&other, directory), "W+ W- R-").await;
         eventually("both are back", || async { proxy.connections() >= connections + 2 }).await;
-        soon("the holder is back", session(&holder).await.until_connected()).await.unwrap();
+        soon("the holder is back", session(&holder).await.store().until_connected()).await.unwrap();
         assert!(first.is_held());
         let token = first.fencing_token();
         first.release().await.unwrap();
@@ -1315,7 +1315,7 @@ mod sasl {
         }
         let error = soon("the refusal", lock.write()).await.unwrap_err();
         assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
-        soon("others are back", session(&nobody).await.until_connected()).await.unwrap();
+        soon("others are back", session(&nobody).await.store().until_connected()).await.unwrap();
         assert!(first.is_held(), "another session was affected");
 
         server.replace_file("jaas.conf", &users("password of alice"));

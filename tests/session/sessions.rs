@@ -120,7 +120,7 @@ async fn closing_a_handle_ends_a_session_being_opened() {
     let lock = lock_at(&zk, "/locks/closing");
     let first = session(&zk).await;
     proxy.cut();
-    assert_eq!(soon("the session ends", first.until_over()).await, Ending::Expired);
+    assert_eq!(soon("the session ends", first.store().until_over()).await, Ending::Expired);
     proxy.heal();
     server.pause();
     let connections = proxy.connections();
@@ -264,7 +264,7 @@ async fn without_a_session() -> (Proxy, ZooKeeper) {
     let zk = connect_with(&proxy.address(), Duration::from_secs(2)).await;
     let session = session(&zk).await;
     proxy.cut();
-    soon("the end of the session", session.until_over()).await;
+    soon("the end of the session", session.store().until_over()).await;
     (proxy, zk)
 }
 

@@ -387,7 +387,7 @@ impl Coordinator for Process {
                 }
             };
             drop(alone);
-            if line.until_connected().await.is_ok() {
+            if line.store().until_connected().await.is_ok() {
                 return Ok(SessionSlot::new(line));
             }
         }
@@ -579,7 +579,7 @@ impl Line {
         Box::pin(async move {
             let event = watch.await;
             let Some(line) = line.upgrade() else { return event };
-            if line.until_connected().await.is_ok() { event } else { Event::Over }
+            if line.store().until_connected().await.is_ok() { event } else { Event::Over }
         })
     }
 }
@@ -590,7 +590,6 @@ impl fmt::Debug for Line {
     }
 }
 
-#[async_trait]
 impl Session for Line {
     fn id(&self) -> i64 {
         self.session.id()
@@ -602,17 +601,6 @@ impl Session for Line {
 
     fn store(&self) -> &Arc<SessionStore> {
         &self.store
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        let link = self.link.subscribe().wait_for(|link| link.0 != Link::Down).await.map(|link| link.0);
-        if matches!(link, Ok(Link::Up)) { Ok(()) } else { Err(Ending::Expired) }
-    }
-
-    async fn until_over(&self) -> Ending {
-        let mut link = self.link.subscribe();
-        drop(link.wait_for(|link| link.0 == Link::Over).await);
-        Ending::Expired
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

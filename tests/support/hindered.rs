@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, SessionSlot, SessionStore,
-    Stat, Task, Watch,
+    Coordinator, Created, Failure, Kind, Lease, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
+    Task, Watch,
 };
 use zk_rwlock::{Memory, RwLock};
 
@@ -195,7 +195,6 @@ impl Coordinator for Hindered {
     }
 }
 
-#[async_trait]
 impl Session for Line {
     fn id(&self) -> i64 {
         self.inner.id()
@@ -215,14 +214,6 @@ impl Session for Line {
 
     fn store(&self) -> &Arc<SessionStore> {
         self.client.store.as_ref().unwrap_or_else(|| self.inner.store())
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.inner.until_connected().await
-    }
-
-    async fn until_over(&self) -> Ending {
-        self.inner.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

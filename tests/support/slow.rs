@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
-    Task, Watch,
+    Coordinator, Created, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task,
+    Watch,
 };
 
 /// A client whose replies are ready only at their second poll.
@@ -56,7 +56,6 @@ impl Coordinator for Slow {
     }
 }
 
-#[async_trait]
 impl Session for SlowSession {
     fn id(&self) -> i64 {
         self.0.id()
@@ -68,14 +67,6 @@ impl Session for SlowSession {
 
     fn store(&self) -> &Arc<SessionStore> {
         &self.1
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.0.until_connected().await
-    }
-
-    async fn until_over(&self) -> Ending {
-        self.0.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
-    Task, Watch,
+    Coordinator, Created, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task,
+    Watch,
 };
 
 /// A client whose requests can be held up.
@@ -183,7 +183,6 @@ impl WiredSession {
     }
 }
 
-#[async_trait]
 impl Session for WiredSession {
     fn id(&self) -> i64 {
         self.session.id()
@@ -195,14 +194,6 @@ impl Session for WiredSession {
 
     fn store(&self) -> &Arc<SessionStore> {
         self.session.store()
-    }
-
-    async fn until_connected(&self) -> Result<(), Ending> {
-        self.session.until_connected().await
-    }
-
-    async fn until_over(&self) -> Ending {
-        self.session.until_over().await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
