@@ -37,7 +37,10 @@ static UNDER_WAY: Mutex<BTreeMap<String, LookupsUnderWay>> = Mutex::new(BTreeMap
 /// Returns the addresses of a `host:port`, or an error message. An IP address is returned without a look-up. Until the
 /// name service answers, another look-up of the name begins every `patience`, but at most [`MOST`] are under way.
 pub(super) async fn look_up_addresses(of: &str, patience: Duration) -> LookupResult {
-    look_up_shared(of, patience, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
+    // An IPv6 address with the name of its zone is looked up, but the system does not know it in brackets.
+    let look_up =
+        |of: &str| of.replace(['[', ']'], "").to_socket_addrs().map(Iterator::collect).map_err(|it| it.to_string());
+    look_up_shared(of, patience, look_up).await
 }
 
 async fn look_up_shared(of: &str, patience: Duration, look_up: fn(&str) -> LookupResult) -> LookupResult {
@@ -121,6 +124,13 @@ mod tests {
             assert_eq!(look_up_shared(address, LONG, not).await, Ok(vec![address.parse().unwrap()]));
         }
         assert!(look_up_shared("zk1:2181", LONG, not).await.is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn an_ipv6_address_may_name_its_zone() {
+        let found = look_up_addresses("[fe80::1%lo]:2181", LONG).await.expect("the zone exists");
+        assert!(matches!(found[..], [SocketAddr::V6(address)] if address.scope_id() > 0), "{found:?}");
     }
 
     #[tokio::test]
