@@ -102,8 +102,7 @@ async fn wait_for_pending_use(
         };
         tokio::select! {
             biased;
-            // This future registers no waker, and needs none: the waker of the node's acquisition is called before the
-            // grant, and wakes the tasks of all waiting uses.
+            // This future registers no waker, and needs none: the grant wakes the tasks of all waiting uses.
             () = poll_fn(|_| if kept.granted_contender().is_some() { Poll::Ready(()) } else { Poll::Pending }) => {}
             never = on_wait.report_changes(&acquisition.config.paths, &kept.view) => match never {},
         }

@@ -198,8 +198,9 @@ impl KeptNode {
         true
     }
 
-    /// Stores the granted contender `hold`, and wakes the uses (acquisitions by this process) that now run. If the node
-    /// has no use and must not stay idle, gives the node up.
+    /// Stores the granted contender `hold`, and wakes all waiting uses (acquisitions by this process): those that now
+    /// run, and those that go on waiting, whose listeners hear of the grant. If the node has no use and must not stay
+    /// idle, gives the node up.
     fn record_grant(self: &Arc<Self>, hold: Arc<Contender>) {
         let mut state = self.state.lock();
         state.used = hold.lease_now();
@@ -207,7 +208,8 @@ impl KeptNode {
         state.granted = Some(Arc::new(GrantedNode { kept: Arc::clone(self), hold }));
         let is_closed = state.uses.is_closed;
         state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None, Some(&path_label)));
-        let woken = state.uses.record_grant();
+        let mut woken = state.uses.record_grant();
+        woken.extend(state.uses.wakers());
         if is_closed {
             state.mark_closing();
         }

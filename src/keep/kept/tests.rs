@@ -1,8 +1,9 @@
 use std::future::poll_fn;
 
-use tokio_test::assert_pending;
+use tokio_test::{assert_pending, assert_ready_ok};
 
 use super::*;
+use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::contend::warnings::WARN_AFTER;
 use crate::keep::cache::{KeptUseShare, PendingUse};
 use crate::keep::uses::UseState;
@@ -79,6 +80,28 @@ fn an_acquisition_whose_last_use_leaves_in_a_poll_is_dropped() {
     let work = acquire_without_end(&kept, move || uses.clear());
     assert!(!kept.poll_acquisition());
     assert!(work.upgrade().is_none());
+}
+
+/// Another thread may poll a use during the poll that grants the node, and then sees no grant yet. Unless the grant
+/// wakes this use, its listener does not hear that another use of this process holds the lock.
+#[tokio::test(start_paused = true)]
+async fn a_use_that_goes_on_waiting_is_woken_by_the_grant() {
+    let lock = RwLock::new(&Memory::new(), "/a").unwrap();
+    let mut acquisition = Acquisition::new(Arc::clone(&lock.config), Mode::Write, AcquireOptions::default());
+    let hold = acquisition.acquire().await.unwrap();
+    let kept = KeptNode::new(&lock.config, Mode::Write, IDLE, &Arc::default());
+    let [UseState::Waits(mut first), UseState::Waits(mut second)] = [(); 2].map(|()| kept.join(Mode::Write)) else {
+        panic!("a use runs before the grant");
+    };
+    let second = Arc::new(Mutex::new(tokio_test::task::spawn(async move { second.wait().await.map(drop) })));
+    let meanwhile = Arc::clone(&second);
+    kept.state.lock().work = Some(Box::pin(async move {
+        assert_pending!(meanwhile.lock().poll());
+        Ok(hold)
+    }));
+    let running = assert_ready_ok!(tokio_test::task::spawn(first.wait()).poll());
+    assert!(running.is_some() && second.lock().is_woken());
+    kept.give_up(GiveUpReason::Closed);
 }
 
 #[test]
