@@ -42,7 +42,7 @@ pub(super) struct RequestPipeline {
     state: Mutex<PipelineState>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
-    /// Notified when a new request begins to wait for a connection, and when the session is closed.
+    /// Notified when a request begins to wait for a connection, and when the session is closed.
     pub(super) wanted: Notify,
     /// Tells each request under way that the session is closed.
     closed: watch::Sender<bool>,
@@ -191,10 +191,7 @@ impl RequestPipeline {
         match &state.connection {
             Some(connection) => pending.send_now(self, connection),
             None if state.is_closed => return Box::pin(ready(Err(self.session_over_failure()))),
-            None => {
-                pending.wait_for_connection(&mut state);
-                self.wanted.notify_one();
-            }
+            None => pending.wait_for_connection(self, &mut state),
         }
         drop(state);
         Box::pin(async move { received.await.unwrap_or_else(|_| unknown_outcome("the session's thread has ended")) })
@@ -206,14 +203,15 @@ where
     T: Send + 'static,
     S: Fn(Arc<zk::Client>) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
 {
-    /// Adds the request to those that wait for a connection.
-    fn wait_for_connection(self, state: &mut PipelineState) {
+    /// Adds the request to those that wait for a connection, and notifies [`RequestPipeline::wanted`].
+    fn wait_for_connection(self, pipeline: &RequestPipeline, state: &mut PipelineState) {
         let number = self.number;
         let send: WaitingRequest = Box::new(|pipeline, connection| match connection {
             Some(connection) => self.send_now(pipeline, connection),
             None => self.deliver_answer(Err(pipeline.session_over_failure())),
         });
         state.waiting.insert(number, send);
+        pipeline.wanted.notify_one();
     }
 
     fn deliver_answer(self, answer: Result<T, Failure>) {
@@ -287,7 +285,7 @@ where
             let mut state = pipeline.state.lock();
             match &state.connection {
                 Some(connection) => return self.send_now(pipeline, connection),
-                None if !state.is_closed => return self.wait_for_connection(&mut state),
+                None if !state.is_closed => return self.wait_for_connection(pipeline, &mut state),
                 None => {}
             }
         }
