@@ -12,8 +12,8 @@ use crate::exit::Exit;
 pub(crate) const VARIABLES: [&str; 6] =
     ["ZK_AUTH", "ZK_AUTH_FILE", "ZK_SASL", "ZK_SASL_FILE", "ZK_TLS_CERT", "ZK_TLS_KEY"];
 
-/// The maximal number of bytes that zklock reads from a file with user and password. It ignores further bytes.
-const MOST: u64 = 1 << 16;
+/// The maximal number of bytes of a file with user and password.
+const MOST: usize = 1 << 16;
 
 /// The two settings that can give user and password: the text itself, and the name of a file with the text.
 pub(crate) type CredentialSettings = (Option<GivenValue>, Option<GivenValue>);
@@ -22,8 +22,8 @@ pub(crate) type CredentialSettings = (Option<GivenValue>, Option<GivenValue>);
 /// message contains the user or the password.
 ///
 /// # Errors
-/// Fails if text and file are both given, if the file cannot be read, or if what is given is not exactly one line of
-/// UTF-8, `USER:PASSWORD`, with a user that is not empty.
+/// Fails if text and file are both given, if the file cannot be read or has more than [`MOST`] bytes, or if what is
+/// given is not exactly one line of UTF-8, `USER:PASSWORD`, with a user that is not empty.
 pub(crate) fn read_credentials(settings: CredentialSettings) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = source_of_credentials(&settings) else { return Ok(None) };
     let text = match settings {
@@ -68,8 +68,10 @@ pub(crate) fn source_of_credentials(settings: &CredentialSettings) -> Option<Str
 
 fn read_file(file: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(file)?.take(MOST).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    match File::open(file)?.take(MOST as u64 + 1).read_to_end(&mut bytes)? {
+        0..=MOST => Ok(bytes),
+        _ => Err(io::Error::other(format!("it has more than {MOST} bytes"))),
+    }
 }
 
 fn check_one_line(text: &str) -> Result<(), &'static str> {

@@ -105,13 +105,14 @@ async fn a_files_newline_and_mark_make_no_other_user() {
 
 #[support::judged]
 async fn an_invalid_file_is_refused_and_not_shown() {
-    let files = scratch();
+    let (files, long) = (scratch(), format!("owner:hunter2{}", "x".repeat(1 << 16)));
     let trials = [
         ("two", "owner:hunter2\nother:hunter2\n", "more than one line"),
         ("after", "owner:hunter2\n\n", "more than one line"),
         ("empty", "", "it is empty"),
         ("blank", "\n", "it is empty"),
         ("alone", "hunter2\n", "must be USER:PASSWORD"),
+        ("long", &long[..], "more than 65536 bytes"),
     ];
     for option in ["--auth-file", "--sasl-file"] {
         for (name, text, problem) in trials {
