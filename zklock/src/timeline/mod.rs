@@ -5,6 +5,7 @@ mod svg;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::time::SystemTime;
 
 use crate::arguments::TimelineArguments;
 use crate::exit::{self, Exit};
@@ -27,6 +28,8 @@ pub(crate) fn print_timeline(order: &TimelineArguments) -> Result<u8, Exit> {
     if picture.count == 0 {
         return Err(Exit::usage("nobody held or waited: there is nothing to draw"));
     }
+    let (begin, end) = picture.begin_and_end();
+    check_row_count(&picture, end.max(begin))?;
     output::print_result(&svg::svg_text(&picture))?;
     Ok(0)
 }
@@ -44,15 +47,7 @@ fn read_watch_lines(name: &str, mut lines: impl BufRead, picture: &mut Picture<'
             Ok(_) => match serde_json::from_str::<WatchJsonLine<'_>>(&text) {
                 Ok(line) => {
                     picture.add_watch_line(&mut watcher, &line);
-                    // Before `--from`, too many rows are no error: contenders that leave before `--from` are not drawn,
-                    // so their rows will go.
-                    if picture.count > ROWS_MAX && picture.order.from.is_none_or(|from| line.at >= from) {
-                        let [begin, end] = [picture.begin_and_end().0, line.at].map(humantime::format_rfc3339_millis);
-                        return Err(Exit::usage(format!(
-                            "from {begin} to {end} alone there are more than the {ROWS_MAX} rows that can be drawn: choose fewer with \
-                             --from, --to or --lock"
-                        )));
-                    }
+                    check_row_count(picture, line.at)?;
                 }
                 // An incomplete last line is ignored: the watcher may have been killed while it wrote the line.
                 Err(error) if error.is_eof() && !text.ends_with('\n') => return Ok(()),
@@ -64,4 +59,17 @@ fn read_watch_lines(name: &str, mut lines: impl BufRead, picture: &mut Picture<'
             Err(error) => return Err(Exit::usage(format!("cannot read {name}: {error}"))),
         }
     }
+}
+
+/// Fails if the picture has too many rows after a line of time `at`. Before `--from`, too many rows are no error:
+/// contenders that leave before `--from` are not drawn, so their rows will go.
+fn check_row_count(picture: &Picture<'_>, at: SystemTime) -> Result<(), Exit> {
+    if picture.count <= ROWS_MAX || picture.order.from.is_some_and(|from| at < from) {
+        return Ok(());
+    }
+    let [begin, end] = [picture.begin_and_end().0, at].map(humantime::format_rfc3339_millis);
+    Err(Exit::usage(format!(
+        "from {begin} to {end} alone there are more than the {ROWS_MAX} rows that can be drawn: choose fewer with \
+         --from, --to or --lock"
+    )))
 }

@@ -114,6 +114,9 @@ async fn a_timeline_refuses_too_many_rows_and_foreign_lines() {
     );
     let drawn_part = drawn(&["--from", "2026-11-28T14:00:02Z"], many).await;
     assert_eq!((drawn_part.code, told(&drawn_part.stdout).len()), (Some(0), 2_000));
+    let (all, from) = ((0..2_001).map(|number| member(number, "waits")).collect::<Vec<_>>(), "2026-11-28T14:00:01Z");
+    let stay = drawn(&["--from", from], line(0, &all)).await;
+    assert!(stay.code == Some(64) && stay.stderr.contains("more than the 2000 rows"), "{:?}", stay.stderr);
     let foreign = drawn(&[], line(0, &[]) + "{\"path\":1}\n").await;
     assert_eq!(foreign.code, Some(65));
     assert!(foreign.stderr.contains("standard input: line 2 is no line of zklock watch --json"), "{foreign:#?}");
