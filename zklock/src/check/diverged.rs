@@ -26,7 +26,7 @@ struct Disagreement<'s> {
 fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(ServerRole, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
-            Some(first.get(node).copied())
+            Some(first.get(node).map(|(_, version)| *version))
         }
         _ => None,
     };
@@ -36,18 +36,19 @@ fn roles_and_versions(servers: &[ServerReport], node: &str) -> Vec<(ServerRole, 
 /// Returns the nodes about which two servers disagree. All nodes are read on all servers three times, and each of these
 /// reads is called a look. One server shows the node in the first and the third look. Another server does not show the
 /// node in the second look, or shows another version of it. The looks follow one another, the name of a deleted
-/// contender is never used again, and each write raises the version. So one of the two servers is wrong, unless a
-/// directory, record or value was deleted and created again between the looks. A directory is left out if the same
-/// difference is found for a node in it.
+/// contender is never used again, each write raises the version, and a directory, record or value that is created again
+/// has another czxid. So one of the two servers is wrong, unless another node in a directory was deleted and created
+/// again between the looks. A directory is left out if the same difference is found for a node in it.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
     let nodes: BTreeSet<&String> = looked.iter().flat_map(|server| server.looks[0].keys()).collect();
     let difference = |node: &&'_ String| {
-        let versions: BTreeSet<i32> = looked.iter().filter_map(|server| server.looks[0].get(*node).copied()).collect();
+        let versions: BTreeSet<i32> = looked.iter().filter_map(|server| Some(server.looks[0].get(*node)?.1)).collect();
         versions.into_iter().rev().find_map(|version| {
-            let shows = |server: &&&ServerReport, look: usize| server.looks[look].get(*node) == Some(&version);
-            let there: Vec<_> = looked.iter().filter(|server| shows(server, 0) && shows(server, 2)).collect();
+            let shows = |it: &&&ServerReport, at: usize| it.looks[at].get(*node).is_some_and(|seen| seen.1 == version);
+            let stays = |server: &&&ServerReport| server.looks[0].get(*node) == server.looks[2].get(*node);
+            let there: Vec<_> = looked.iter().filter(|server| shows(server, 0) && stays(server)).collect();
             let missing: Vec<_> = looked.iter().filter(|server| !shows(server, 1)).collect();
             let it = match missing.iter().any(|server| server.looks[1].contains_key(*node)) {
                 true => format!("version {version} of it"),
@@ -184,7 +185,7 @@ mod tests {
     use crate::check::servers::NodeVersions;
 
     fn look(nodes: &[&str]) -> NodeVersions {
-        nodes.iter().map(|name| ((*name).to_owned(), 0)).collect()
+        nodes.iter().map(|name| ((*name).to_owned(), (0, 0))).collect()
     }
 
     fn server(name: &str, mode: &str, looks: [&[&str]; 3]) -> ServerReport {
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn two_lasting_versions_of_one_node_are_diverged() {
-        let at = |versions: [i32; 3]| versions.map(|version| NodeVersions::from([("/v".to_owned(), version)])).into();
+        let at = |versions: [i32; 3]| versions.map(|it| NodeVersions::from([("/v".to_owned(), (0, it))])).into();
         let odd = |one: [i32; 3], other: [i32; 3]| {
             let servers = [("zk1", one), ("zk2", other)].map(|(name, versions)| ServerReport {
                 name: name.to_owned(),
@@ -224,6 +225,16 @@ mod tests {
         assert_eq!(odd([3, 3, 3], [3, 3, 3]), [""; 0]);
         assert_eq!(odd([3, 4, 4], [3, 3, 4]), [""; 0], "the node was written in between");
         assert_eq!(odd([3, 3, 3], [2, 2, 2]), ["zk1 shows version 3 of it, and zk2 does not"]);
+    }
+
+    #[test]
+    fn a_node_created_again_between_the_looks_is_not_diverged() {
+        let differs = |czxids: [Option<i64>; 3]| {
+            let look = |czxid: Option<i64>| czxid.map(|czxid| ("/l".to_owned(), (czxid, 0))).into_iter().collect();
+            let server = ServerReport { looks: czxids.map(look).into(), ..ServerReport::default() };
+            !disagreements(&[server]).is_empty()
+        };
+        assert!(!differs([Some(1), None, Some(2)]) && differs([Some(1), None, Some(1)]));
     }
 
     #[test]

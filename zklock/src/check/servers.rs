@@ -51,9 +51,9 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
 /// ZooKeeper's own page about its vulnerabilities.
 pub(crate) const SECURITY_PAGE: &str = "https://zookeeper.apache.org/security.html";
 
-/// The nodes that a server shows in one read of all nodes, with their versions. The version is 0 if a node was only
-/// listed with its directory, and not read itself.
-pub(crate) type NodeVersions = BTreeMap<String, i32>;
+/// The nodes that a server shows in one read of all nodes, each with its czxid and its version. Both are 0 if a node
+/// was only listed with its directory, and not read itself.
+pub(crate) type NodeVersions = BTreeMap<String, (i64, i32)>;
 
 /// The state of one server, as zklock has read it.
 #[derive(Debug, Default)]
@@ -184,14 +184,14 @@ async fn read_versions(client: &ZooKeeper, paths: &PathsToRead) -> Result<NodeVe
             Err(failure) => Err(failure),
         };
         match names {
-            Ok(names) => look.extend(names.into_iter().map(|name| (name, 0))),
+            Ok(names) => look.extend(names.into_iter().map(|name| (name, (0, 0)))),
             Err(Failure::NoNode) => {}
             Err(failure) => return Err(failure),
         }
     }
     for node in &paths.nodes {
         match connect::within_session_timeout(session, session.data(node)).await {
-            Ok((_, stat)) => drop(look.insert(node.clone(), stat.version)),
+            Ok((_, stat)) => drop(look.insert(node.clone(), (stat.czxid, stat.version))),
             Err(Failure::NoNode | Failure::NoAuth(_)) => {}
             Err(failure) => return Err(failure),
         }
@@ -303,7 +303,7 @@ mod tests {
 
     fn server(name: &str, looks: [&[&str]; 3], sessions: Option<&[i64]>) -> ServerReport {
         let sessions = sessions.map(|sessions| sessions.iter().copied().collect());
-        let look = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 0)).collect();
+        let look = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), (0, 0))).collect();
         ServerReport { name: name.to_owned(), looks: looks.map(look).into(), sessions, ..ServerReport::default() }
     }
 
