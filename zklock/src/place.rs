@@ -73,7 +73,7 @@ impl LockOrSemaphore {
 
 /// Returns whether the path is a semaphore. The data of the node at the path decides:
 /// - A valid number of permits: a semaphore.
-/// - Other data: a semaphore if the directory of permits exists, or if this client may not list that directory.
+/// - Other data: a semaphore, unless there is no directory of permits.
 /// - No data, or no node: a semaphore if the directory of permits can be listed and has a permit.
 /// - Data that this client may not read: a lock.
 ///
@@ -89,7 +89,7 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &ZooKeeper) -> Resul
     let permits = format!("{}/permits", semaphore.path());
     Ok(match connect::send_request(zk, |session| session.children(&permits)).await {
         Ok(names) => is_doubtful || names.iter().any(|name| permits_in_name(name).is_some()),
-        Err(failure) => is_doubtful && matches!(failure, Failure::NoAuth(_)),
+        Err(failure) => is_doubtful && !matches!(failure, Failure::NoNode),
     })
 }
 
