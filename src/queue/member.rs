@@ -202,7 +202,8 @@ impl fmt::Display for Member {
                 seconds => Duration::from_secs(seconds),
             };
             // `since` is when the member's node was created. The grant of a permit creates the permit's node. A
-            // contender of a lock creates its node when it queues up.
+            // contender of a lock creates its node when it queues up, and another one when it downgrades. Nothing tells
+            // that node from the node of a contender that has queued up as a reader.
             let is_permit = self.permits.is_some() && self.state == MemberState::Holds;
             let how = if is_permit { "granted" } else { "queued" };
             write!(f, " {how} {} ago", humantime::format_duration(age))?;
