@@ -305,10 +305,10 @@ impl Error {
         matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
     }
 
-    /// Returns what is wrong with the [value](crate::Shared) behind the lock, if this error is [`Value`](Error::Value).
-    /// `None` for any other variant.
+    /// Returns what is wrong with the [value](crate::Shared) behind the lock, if the [cause](Self::cause) is
+    /// [`Value`](Error::Value).
     pub fn value_error(&self) -> Option<&ValueError> {
-        match self {
+        match self.cause() {
             Error::Value { error, .. } => Some(error),
             _ => None,
         }

@@ -167,7 +167,7 @@ fn each_question_of_an_error_fits_one_kind() {
     ] {
         let (shown, of_many) =
             (error.to_string(), Error::OneOfMany { path: "/a".to_owned(), error: Box::new(error.clone()) });
-        assert_eq!(asked(of_many)[..3], answers[..3], "one of many: {shown}");
+        assert_eq!(asked(of_many), answers, "one of many: {shown}");
         assert_eq!(asked(error), answers, "{shown}");
     }
 }
