@@ -52,11 +52,14 @@ fn the_page_shows_the_phases_of_each_machine() {
 }
 
 #[test]
-fn the_pages_name_files_and_tests_that_exist() {
+fn the_pages_name_files_items_and_tests_that_exist() {
     for span in spans(PAGE).chain(spans(CONTRIBUTING)) {
-        let Some((file, _)) = span.split_once(".rs") else { continue };
-        let file = format!("{file}.rs");
-        assert!(root().join("src").join(&file).exists() || root().join(&file).exists(), "{span}: no such file");
+        let Some((file, item)) = span.split_once(".rs") else { continue };
+        let places = [root().join("src"), root()].map(|place| place.join(format!("{file}.rs")));
+        let source = places.iter().find_map(|file| fs::read_to_string(file).ok());
+        let source = source.unwrap_or_else(|| panic!("{span}: no such file"));
+        let item = item.strip_prefix("::").map_or(String::new(), |name| format!(" {name}"));
+        assert!(source.contains(&item), "{span}: no such item");
     }
     let tests = [fault_table::named(PAGE), fault_table::named(CONTRIBUTING)].concat();
     let missing: Vec<_> = tests.iter().filter(|name| !fault_table::exists(name)).collect();
