@@ -410,19 +410,13 @@ impl Contender {
             let ending = Ending::Forked;
             return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
-        let (loss, leaving) = self.node.mark_left(self.may_signal_release());
+        let (loss, leaving) = self.node.mark_left();
         // The trace of the hold ends now, even if the guard is dropped later or the deletion takes long.
         let trace = std::mem::take(&mut *self.trace.lock());
         drop(trace);
         self.session().store().forget_node(&self.node);
-        let leaving = leaving.unwrap_or(NodeRemoval::Gone(Err(Failure::NoNode)));
+        let Some(leaving) = leaving else { return (loss, Box::pin(ready(Err(Failure::NoNode)))) };
         (loss, remove_node(self.session(), &self.node, leaving, None))
-    }
-
-    /// Returns whether the removal may write to the node to signal the release. `false` for a while after a server has
-    /// refused such a write in this directory.
-    fn may_signal_release(&self) -> bool {
-        !self.session().store().is_signal_refused(self.directory())
     }
 
     /// Gives the lock back: calls [`Contender::leave`], and waits until the node is gone. Fails if the lock was lost or
@@ -462,7 +456,7 @@ impl Drop for Contender {
         }
         // The trace of the hold ends before the node is removed.
         drop(trace);
-        let (removals, mut creating) = self.node.mark_left_in_any_phase(self.may_signal_release());
+        let (removals, mut creating) = self.node.mark_left_in_any_phase();
         self.session().store().forget_node(&self.node);
         for leaving in removals {
             // The reply is dropped, because the removal goes on in the background.

@@ -258,9 +258,9 @@ impl Node {
 
     /// Records that the owner has left the node, and returns its loss and its removal: see [`NodeState::mark_left`].
     /// Reports a loss that was not reported yet, and wakes the waiting tasks.
-    pub(crate) fn mark_left(self: &Arc<Self>, may_signal: bool) -> (Option<Loss>, Option<NodeRemoval>) {
+    pub(crate) fn mark_left(self: &Arc<Self>) -> (Option<Loss>, Option<NodeRemoval>) {
         let loss = self.detect_loss();
-        let leaving = self.change(|it| it.state.mark_left(may_signal));
+        let leaving = self.change(|it| it.state.mark_left());
         self.changed.notify_waiters();
         (loss, leaving)
     }
@@ -268,14 +268,11 @@ impl Node {
     /// Does the same as [`mark_left`](Node::mark_left), but also before the create is answered
     /// ([`NodeState::mark_left_in_any_phase`]). Returns the removals of all nodes that may exist, and the reply to the
     /// create if it is still awaited.
-    pub(crate) fn mark_left_in_any_phase(
-        self: &Arc<Self>,
-        may_signal: bool,
-    ) -> (Vec<NodeRemoval>, Option<Reply<Created>>) {
+    pub(crate) fn mark_left_in_any_phase(self: &Arc<Self>) -> (Vec<NodeRemoval>, Option<Reply<Created>>) {
         if !self.is_left() {
             self.detect_loss();
         }
-        let ended = self.change(|it| (it.state.mark_left_in_any_phase(may_signal), it.creating.take()));
+        let ended = self.change(|it| (it.state.mark_left_in_any_phase(), it.creating.take()));
         self.changed.notify_waiters();
         ended
     }

@@ -10,7 +10,6 @@
 //! A sends the create before the requests of the new connection. So a listing after the reconnect shows the node.
 
 use std::collections::BTreeMap;
-use std::future::ready;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -38,11 +37,11 @@ const KEPT_FOR: u32 = 10;
 pub(crate) fn remove_node(
     session: &Arc<dyn Session>,
     node: &Node,
-    leaving: NodeRemoval,
+    mut leaving: NodeRemoval,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
-    if let NodeRemoval::Gone(outcome) = leaving {
-        return Box::pin(ready(outcome));
+    if let NodeRemoval::Deleting(deletion) = &mut leaving {
+        deletion.signals &= !session.store().is_signal_refused(node.directory());
     }
     spawn_removal(session, Arc::clone(node.directory()), node.tag().clone(), leaving, creating)
 }

@@ -190,7 +190,10 @@ impl Member {
     }
 
     /// Starts a removal. Sends its first request, unless the create is still in progress.
-    fn begins(&mut self, leaving: NodeRemoval) {
+    fn begins(&mut self, mut leaving: NodeRemoval) {
+        if let NodeRemoval::Deleting(deletion) = &mut leaving {
+            deletion.signals &= self.may_signal;
+        }
         self.removals.push(leaving);
         self.asks(self.removals.len() - 1);
     }
@@ -216,7 +219,7 @@ impl Member {
 
     fn drops(&mut self) {
         self.is_dropped = true;
-        let removals = self.node.mark_left_in_any_phase(self.may_signal);
+        let removals = self.node.mark_left_in_any_phase();
         for leaving in removals {
             if let NodeRemoval::Coming { .. } = leaving {
                 let create = self.sent.iter_mut().find(|it| it.what == What::Create);
@@ -543,7 +546,7 @@ impl Model for Lives {
             }
             Action::Release(me) => {
                 let member = &mut state.members[me];
-                if let Some(leaving) = member.node.mark_left(member.may_signal) {
+                if let Some(leaving) = member.node.mark_left() {
                     member.release = Some(member.removals.len());
                     member.begins(leaving);
                 }

@@ -287,7 +287,7 @@ async fn watch_retries_back_off_and_end_with_the_node() {
     // The first four tries come at once. Then the pauses grow for twelve tries, by 120 ms at each. Every further pause
     // is 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
-    node.mark_left(true);
+    node.mark_left();
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }
@@ -338,7 +338,7 @@ async fn a_hand_off_to_a_short_or_lost_hold_costs_no_listing() {
             match is_lost {
                 true => granted.record_loss(Loss::Removed),
                 false => {
-                    granted.mark_left(true);
+                    granted.mark_left();
                     session.store.forget_node(&granted);
                 }
             }
@@ -380,10 +380,10 @@ fn all_holders_are_checked_or_else_one_waiter() {
     first.mark_held(0);
     second.mark_held(0);
     assert_eq!(to_check(), ["/a/1", "/a/2"]);
-    first.mark_left(true);
+    first.mark_left();
     assert_eq!(to_check(), ["/a/2"]);
     second.change(|it| it.state.begin_replacement(None));
     assert_eq!(to_check(), ["/a/3"]);
-    third.mark_left(true);
+    third.mark_left();
     assert!(to_check().is_empty());
 }

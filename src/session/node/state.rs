@@ -304,21 +304,23 @@ impl NodeState {
     /// Records that the owner leaves the node, and returns the node's removal. Changes nothing and returns `None` if no
     /// answer has shown the node, or if the owner has left it before.
     ///
-    /// With `may_signal`, the removal of a writer's node that held the lock in the queue also signals the release to
-    /// waiters, unless the hold came from a forged hand-off, or the dialect has no hand-offs.
-    pub fn mark_left(&mut self, may_signal: bool) -> Option<NodeRemoval> {
+    /// The removal of a writer's node that held the lock in the queue also signals the release to waiters, unless the
+    /// hold came from a forged hand-off, or the dialect has no hand-offs.
+    pub fn mark_left(&mut self) -> Option<NodeRemoval> {
         if !self.has_node() {
             return None;
         }
         let dialect = self.name.dialect();
-        let held_alone = self.is_held_even_if_lost() && self.has_queue_path() && self.name.mode() == Mode::Write;
+        // The path of a permit is outside the queue, so it does not end with the name in the queue.
+        let is_in_queue = self.path.ends_with(self.name.as_str());
+        let held_alone = self.is_held_even_if_lost() && is_in_queue && self.name.mode() == Mode::Write;
         self.may_have_orphan |= self.may_have_reader_node();
         let is_forged = self.loss == Some(Loss::Interfered);
         let is_old = !(0..mode::RESTART_FROM).contains(&self.name.sequence());
         self.phase = Phase::Left;
         Some(NodeRemoval::Deleting(Deletion {
             path: self.path.clone(),
-            signals: may_signal && dialect.signals_release() && held_alone && !is_forged,
+            signals: dialect.signals_release() && held_alone && !is_forged,
             restarts: is_old && !dialect.must_keep_directories(),
             ..Deletion::default()
         }))
@@ -326,12 +328,12 @@ impl NodeState {
 
     /// Records that the owner leaves the node, in any phase. Returns the removals of all nodes that may exist, in the
     /// order in which they must be sent.
-    pub fn mark_left_in_any_phase(&mut self, may_signal: bool) -> Vec<NodeRemoval> {
+    pub fn mark_left_in_any_phase(&mut self) -> Vec<NodeRemoval> {
         if self.phase == Phase::Coming {
             self.phase = Phase::Left;
             return vec![NodeRemoval::Coming { lists_after: std::mem::take(&mut self.may_have_orphan) }];
         }
-        let node = self.mark_left(may_signal);
+        let node = self.mark_left();
         self.phase = Phase::Left;
         // The node in the queue is removed first. An exchange that is still under way then fails, so that it cannot
         // create a permit after the removal of the permit.
@@ -453,12 +455,6 @@ impl NodeState {
     /// Returns the path of the node. `None` while the node is being replaced, and while there is no node.
     pub(crate) fn path_if_in_place(&self) -> Option<&str> {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_)).then_some(&*self.path)
-    }
-
-    /// Returns whether the recorded path is the one of a node in the queue, and not of a permit, which is outside the
-    /// queue. The path stays after the node is gone.
-    pub(crate) fn has_queue_path(&self) -> bool {
-        self.path.ends_with(self.name.as_str())
     }
 
     /// Returns the orphans among these names: other nodes of this owner, which may exist if the answer to a create was

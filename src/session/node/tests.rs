@@ -27,7 +27,7 @@ fn holding() -> (Arc<Node>, Arc<SessionStore>) {
 }
 
 /// The two ways in which a hold ends: it is given back, or lost.
-const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.mark_left(true)), |node| node.record_loss(Loss::Removed)];
+const ENDS: [fn(&Arc<Node>); 2] = [|node| drop(node.mark_left()), |node| node.record_loss(Loss::Removed)];
 
 /// `now_if_held` reads only atomics, so every change of the node must update them.
 #[test]

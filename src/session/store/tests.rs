@@ -102,13 +102,13 @@ fn a_node_is_watched_at_the_second_call_if_still_there() {
         (names(&due), more)
     };
     assert_eq!(to_watch(), (vec![], true));
-    gone.mark_left(true);
+    gone.mark_left();
     enter(&store, ["3"]);
     assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
     assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
     assert_eq!(to_watch(), (vec![], false));
     let [gone] = enter(&store, ["4"]);
-    gone.mark_left(true);
+    gone.mark_left();
     assert_eq!(to_watch(), (vec![], false));
     enter(&store, ["5"]);
     assert_eq!(names(&store.unwatched.take_due(Duration::ZERO).0), ["/a/5"]);
@@ -134,7 +134,7 @@ fn a_node_that_was_left_is_no_longer_kept_alive() {
     let store = store();
     let [node] = enter(&store, ["1"]);
     assert!(!store.has_no_nodes());
-    node.mark_left(true);
+    node.mark_left();
     store.forget_node(&node);
     assert!(store.has_no_nodes());
 }

@@ -57,7 +57,7 @@ fn of_each_phase() -> Vec<NodeState> {
     coming.record_create_sent(NOW, 0);
     moving.begin_replacement(Some(PERMIT.to_owned()));
     changing.begin_replacement(None);
-    left.mark_left(true);
+    left.mark_left();
     vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
 }
 
@@ -77,14 +77,10 @@ fn removed(leaving: &NodeRemoval) -> (&str, bool) {
 /// comes with whether its deletion signals the release.
 #[track_caller]
 fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N]) {
-    let removals = record.mark_left_in_any_phase(true);
+    let removals = record.mark_left_in_any_phase();
     assert_eq!(removals.iter().map(removed).collect::<Vec<_>>(), expected);
     assert_eq!((record.phase(), record.loss()), (Phase::Left, record.loss.or(Some(Loss::GivenBack))));
-    assert_eq!(
-        (record.mark_left_in_any_phase(true), record.mark_left(true)),
-        (vec![], None),
-        "each removal is returned once"
-    );
+    assert_eq!((record.mark_left_in_any_phase(), record.mark_left()), (vec![], None), "each removal is returned once");
 }
 
 #[test]
@@ -144,8 +140,8 @@ fn only_a_writer_that_held_signals_its_release() {
     ] {
         let path = record.path().to_owned();
         ends_with(record.clone(), [(&path, signals)]);
-        assert_eq!(record.mark_left(false).as_ref().map(removed), Some((&*path, false)), "the signal is not allowed");
-        assert_eq!(record.mark_left(true), None);
+        assert_eq!(record.mark_left().as_ref().map(removed), Some((&*path, signals)));
+        assert_eq!(record.mark_left(), None);
     }
 }
 
@@ -156,9 +152,7 @@ fn a_node_with_a_high_number_restarts_the_numbers() {
         record.record_create_sent(NOW, 0);
         let named = created(&format!("/lock/host~id-WRITE-{number:010}"));
         record.record_created(&named, SESSION, NOW).unwrap();
-        let Some(NodeRemoval::Deleting(deletion)) = record.mark_left(true) else {
-            panic!("there is no node to delete")
-        };
+        let Some(NodeRemoval::Deleting(deletion)) = record.mark_left() else { panic!("there is no node to delete") };
         assert_eq!(deletion.restarts, restarts, "{number}");
     }
 }
@@ -251,7 +245,7 @@ fn a_refused_move_changes_nothing() {
 fn a_node_left_during_a_move_stays_left() {
     let mut record = holding();
     record.begin_replacement(None);
-    assert_eq!(record.mark_left(true).as_ref().map(removed), Some((WRITER, true)));
+    assert_eq!(record.mark_left().as_ref().map(removed), Some((WRITER, true)));
     record.record_downgrade(NodeName::parse("host~id-READ-0000000003").unwrap());
     assert_eq!(record.phase(), Phase::Left);
     ends_with(record, [("all", false)]);
@@ -327,7 +321,7 @@ fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     assert_eq!(record.orphans(&names), Vec::<String>::new());
     record.may_have_orphan = true;
     assert_eq!(record.orphans(&names), [names[1].clone()]);
-    record.mark_left(true);
+    record.mark_left();
     assert_eq!(record.orphans(&names), Vec::<String>::new(), "the removal of the node also removes orphans");
 }
 
