@@ -193,7 +193,8 @@ impl Session for ZooKeeperSession {
                 if stat.czxid <= newest {
                     Err(it.end_after_ensemble_restore())
                 } else {
-                    Ok(translate::translate_created(path, &stat))
+                    let Stat { czxid, ctime, ephemeral_owner, .. } = translate::translate_stat(&stat);
+                    Ok(Created { path, czxid, ctime, ephemeral_owner })
                 }
             }
         })

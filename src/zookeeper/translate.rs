@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zookeeper_client as zk;
 
 use crate::queue::metadata::LAST_WRITTEN;
-use crate::session::request::{Created, DeniedRight, Ending, Failure, Kind, NodeContents, Operation, Outcome, Stat};
+use crate::session::request::{DeniedRight, Ending, Failure, Kind, NodeContents, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn create_mode(kind: Kind) -> zk::CreateMode {
@@ -131,10 +131,6 @@ pub(super) fn translate_stat(stat: &zk::Stat) -> Stat {
         ephemeral_owner: stat.ephemeral_owner,
         data_length: usize::try_from(stat.data_length).unwrap_or(0),
     }
-}
-
-pub(super) fn translate_created(path: String, stat: &zk::Stat) -> Created {
-    Created { path, czxid: stat.czxid, ctime: time_from_millis(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
 /// Converts a time of the ensemble's clock, in milliseconds since 1970. The sign is dropped. A time that is too late to
