@@ -194,15 +194,16 @@ pub mod coordinator {
     pub use crate::queue::node_name::NodeName;
     pub use crate::queue::permits::permits_in_name;
     pub use crate::queue::turn::{
-        Grant, IfTaken, ListingClaim, Predecessor, PredecessorNews, Step, Turn, Waiter, turn,
+        GrantSource, IfTaken, ListingClaim, Predecessor, PredecessorNews, Step, Turn, Waiter, turn,
     };
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
-    pub use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
+    pub use crate::session::leaving::{Deletion, NodeRemoval, RemovalReport, RemovalStepAnswer};
     pub use crate::session::node::state::{EntryStep, NodeState, Phase};
     pub use crate::session::request::{
-        Created, DeniedRight, Ending, Event, Failure, Kind, NodeContents, Operation, Outcome, Reply, Stat, Task, Watch,
+        Created, DeniedRight, Failure, Kind, NodeContents, Operation, Outcome, Reply, SessionEnd, Stat, Task, Watch,
+        WatchEvent,
     };
     pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;

@@ -80,7 +80,7 @@ mod session {
             let (ended, is_known) = (Arc::clone(&lease), Arc::new(AtomicBool::new(false)));
             let known = Arc::clone(&is_known);
             let end = loom::thread::spawn(move || {
-                ended.record_end(request::Ending::Closed);
+                ended.record_end(request::SessionEnd::Closed);
                 known.store(true, Ordering::Release);
             });
             if is_known.load(Ordering::Acquire) {

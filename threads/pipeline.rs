@@ -136,7 +136,7 @@ mod session {
     pub(crate) mod store {
         use std::time::Duration;
 
-        use crate::session::request::Ending;
+        use crate::session::request::SessionEnd;
 
         /// The part of the library's `SessionStore` that the pipeline uses.
         #[derive(Default)]
@@ -159,7 +159,7 @@ mod session {
                 Duration::ZERO
             }
 
-            pub(crate) fn ending(&self) -> Option<Ending> {
+            pub(crate) fn ending(&self) -> Option<SessionEnd> {
                 None
             }
 
@@ -267,7 +267,7 @@ mod zookeeper {
             }
 
             pub(crate) fn disconnect(&self) {
-                self.pipeline.take_client();
+                self.pipeline.pause_and_take_client();
             }
 
             pub(crate) fn close(&self) {

@@ -17,18 +17,18 @@ use crate::contend::permit_request::{PendingPermitRead, PermitRequest, SeenPermi
 use crate::contend::wait::PendingAcquisition;
 use crate::error::error::Error;
 use crate::observe::on_wait::{ProgressListener, WaitReporter};
-use crate::observe::queue_view::{QueueSnapshot, QueueView};
+use crate::observe::queue_view::{LastListing, QueueView};
 use crate::observe::trace::{self, AcquireTrace, HoldTrace};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::member::Blockers;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode::{self, AcquisitionAim, Mode};
 use crate::queue::node_name::{AcquisitionTag, NodeName};
-use crate::queue::turn::{self, Grant, IfTaken, Waiter};
+use crate::queue::turn::{self, GrantSource, IfTaken, Waiter};
 use crate::session::contract::Session;
 use crate::session::node::state::EntryStep;
-use crate::session::request::{Ending, Failure, Listing, Loss, Watch};
-use crate::session::retry::{self, RetryLimit, spawn_cancellable};
+use crate::session::request::{Failure, Listing, Loss, SessionEnd, Watch};
+use crate::session::retry::{self, RetryBudget, spawn_cancellable};
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::{UserSpan, emit};
@@ -206,7 +206,7 @@ impl Acquisition {
             // If the warning was due before the acquisition entered the queue, `warn_if_slow` has logged the warning.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
-            denials: RetryLimit::DENIALS,
+            denials: RetryBudget::DENIALS,
         };
         let taken = tokio::select! {
             biased;
@@ -375,7 +375,7 @@ impl Acquisition {
     /// After the wait, takes the lock, or exchanges the node for the permits of a semaphore.
     async fn take_lock_or_permits(
         &self,
-        grant: Grant,
+        grant: GrantSource,
         early_read: Option<Box<SeenPermits>>,
         wait: &mut PendingAcquisition<'_>,
     ) -> Result<(), Error> {
@@ -408,7 +408,7 @@ impl Acquisition {
     ///
     /// If this process was cut off or stopped, the replies that show the grant may be old. Only a valid lease (the time
     /// for which this client may rely on its session) ensures that our session still exists.
-    fn hold_if_lease_valid(&self, entry: &Contender, grant: &Grant) -> Result<bool, Error> {
+    fn hold_if_lease_valid(&self, entry: &Contender, grant: &GrantSource) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.detect_loss() {
             return Err(self.config.evicted_error(loss));
@@ -425,7 +425,7 @@ impl Acquisition {
         Ok(true)
     }
 
-    async fn grant_once_confirmed(&self, entry: &Contender, grant: Grant) -> Result<(), Error> {
+    async fn grant_once_confirmed(&self, entry: &Contender, grant: GrantSource) -> Result<(), Error> {
         let (session, node) = (entry.session(), entry.node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
@@ -507,8 +507,9 @@ impl Acquisition {
                 match self.take_now(limit).await {
                     // The process was stopped or cut off while its node was in the queue. The node is gone, or will be
                     // removed, and never becomes a hold, so it is safe to try again.
-                    Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
-                        if tries < SESSION_TRIES => {}
+                    Err(Error::Evicted(
+                        Loss::LeaseRanOut | Loss::SessionOver(SessionEnd::Expired | SessionEnd::Replaced),
+                    )) if tries < SESSION_TRIES => {}
                     answer => return answer,
                 }
             }
@@ -603,7 +604,7 @@ impl Acquisition {
     /// nothing, if `view` has no listing yet.
     async fn recheck_ahead_at_leader(&self, view: &QueueView) -> Result<bool, Error> {
         let snapshot = view.snapshot.lock().clone();
-        let Some(QueueSnapshot { session, me, .. }) = snapshot else { return Ok(false) };
+        let Some(LastListing { session, me, .. }) = snapshot else { return Ok(false) };
         let Some(names) = self.list_once_connected(&session).await else { return Ok(true) };
         let gone = self.config.paths.ask_leader_if_gone(&session, &turn::blocker_names(&me, &names)).await;
         if gone.map_err(|failure| self.config.acquisition_error(failure))? {
@@ -623,7 +624,7 @@ impl Acquisition {
     /// hosts and labels that could be read. Changes nothing if the listing fails, or if `view` has no listing yet.
     async fn refresh_blockers(&self, view: &QueueView) {
         let snapshot = view.snapshot.lock().clone();
-        if let Some(QueueSnapshot { session, me, .. }) = snapshot
+        if let Some(LastListing { session, me, .. }) = snapshot
             && let Some(names) = self.list_once_connected(&session).await
         {
             let blockers = self.config.paths.read_blockers(&session, &names, &me).await;

@@ -11,7 +11,7 @@ use crate::queue::metadata::VALUE_TWIN;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn;
 use crate::session::contract::{Coordinator, Session};
-use crate::session::request::{Ending, Failure, Loss, Stat};
+use crate::session::request::{Failure, Loss, SessionEnd, Stat};
 use crate::session::retry;
 use crate::sync::atomic::AtomicBool;
 use crate::telemetry::debug::debug;
@@ -110,7 +110,7 @@ impl LockConfig {
         match failure {
             // Our node is gone, perhaps together with the directory.
             Failure::NoNode => Error::Evicted(Loss::Removed),
-            Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
+            Failure::Over(ending @ (SessionEnd::Expired | SessionEnd::Replaced | SessionEnd::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))
             }
             failure => Error::from_failure(failure, "enter", &self.directory),

@@ -20,9 +20,9 @@ use crate::session::lease::Moment;
 use crate::session::leaving::NodeRemoval;
 use crate::session::node::Node;
 use crate::session::node::state::EntryStep;
-use crate::session::presence::{self, LeaderRecheck, existence_check};
+use crate::session::presence::{self, LeaderRecheckTimer, existence_check};
 use crate::session::removal::{log_removal_failure, remove_node};
-use crate::session::request::{Created, Ending, Failure, Kind, Listing, Loss, Operation, Reply, Stat, Watch};
+use crate::session::request::{Created, Failure, Kind, Listing, Loss, Operation, Reply, SessionEnd, Stat, Watch};
 use crate::session::retry::{self, repeat_until_known};
 use crate::session::{follow, listing};
 use crate::sync::Mutex;
@@ -274,7 +274,7 @@ impl Contender {
         mut is_due: bool,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
-        let mut recheck = LeaderRecheck::new(self.session());
+        let mut recheck = LeaderRecheckTimer::new(self.session());
         loop {
             if is_due {
                 let checks = [vec![existence_check(self.node().path(), None)], others()].concat();
@@ -312,7 +312,7 @@ impl Contender {
     async fn wait_until_contended(&self) -> Result<NodeName, Error> {
         let (mut before, mut pause) = (None, LISTING_PAUSE);
         loop {
-            let first = self.until_waiter_is_excluded().await?;
+            let first = self.until_hold_excludes_waiter().await?;
             if !self.is_of_semaphore() || self.lacks_free_permits_for(&first).await? {
                 return Ok(first);
             }
@@ -333,9 +333,9 @@ impl Contender {
         self.user_path() != &**self.directory()
     }
 
-    async fn until_waiter_is_excluded(&self) -> Result<NodeName, Error> {
+    async fn until_hold_excludes_waiter(&self) -> Result<NodeName, Error> {
         let (session, directory) = (self.session(), self.directory());
-        let (mut last_change, mut recheck) = (None::<Moment>, LeaderRecheck::new(session));
+        let (mut last_change, mut recheck) = (None::<Moment>, LeaderRecheckTimer::new(session));
         loop {
             let (names, mut change) =
                 match retry::repeat_until_known(session, || session.watch_children(directory)).await {
@@ -407,7 +407,7 @@ impl Contender {
     /// dropped. In a forked process, changes and sends nothing, and returns the end of the session as the loss.
     pub(crate) fn leave(&self) -> (Option<Loss>, Reply<()>) {
         if self.node().is_in_forked_process() {
-            let ending = Ending::Forked;
+            let ending = SessionEnd::Forked;
             return (Some(Loss::SessionOver(ending)), Box::pin(ready(Err(Failure::Over(ending)))));
         }
         let (loss, leaving) = self.node.mark_left();

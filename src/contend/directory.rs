@@ -76,7 +76,7 @@ pub(crate) fn ask_keepers_in_background(
             None => Err(Failure::Unknown(String::new())),
         };
         let answer = match answer {
-            Err(Failure::Unknown(_)) => rewrite_directory_data(&session, &path, seen).await,
+            Err(Failure::Unknown(_)) => fire_directory_watches(&session, &path, seen).await,
             answer => answer,
         };
         match answer {
@@ -92,7 +92,7 @@ pub(crate) fn ask_keepers_in_background(
 /// Reads the directory's data, and writes the same data again, which fires the watches of the processes that keep
 /// nodes. Writes nothing if `seen` is given and the directory has another version. Also writes nothing if the directory is
 /// another one, which was created after `seen`, because its nodes are not the ones that were to be given up.
-pub(crate) async fn rewrite_directory_data(
+pub(crate) async fn fire_directory_watches(
     session: &Arc<dyn Session>,
     directory: &str,
     seen: Option<Stat>,

@@ -11,7 +11,7 @@ use crate::queue::node_name::NodeName;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{await_retry_if_leader_has, exists_at_leader};
 use crate::session::request::{Failure, Kind, Loss, Operation, parent_path};
-use crate::session::retry::RetryLimit;
+use crate::session::retry::RetryBudget;
 
 /// The indices of three operations in the transaction of [`Contender::exchange_node`]: the check of our node, the
 /// create of the new node, and the write to our node that signals the hand-off to waiters.
@@ -51,7 +51,7 @@ impl Contender {
         // From here on, the WRITE node or the READ node may exist. If this future is dropped, dropping the contender
         // removes whichever exists.
         self.node().change(|it| it.state.begin_replacement(None));
-        let (mut tries, mut may_be_done) = (RetryLimit::LOST_ANSWERS, false);
+        let (mut tries, mut may_be_done) = (RetryBudget::LOST_ANSWERS, false);
         loop {
             let failure = match session.transact(&swap).await {
                 Ok(_) => break,
@@ -111,7 +111,7 @@ impl Contender {
             Operation::Delete { path: from, version: None },
         ];
         node.change(|it| it.state.begin_replacement(Some(to.to_owned())));
-        let (mut tries, mut denials, mut may_be_done) = (RetryLimit::LOST_ANSWERS, RetryLimit::DENIALS, false);
+        let (mut tries, mut denials, mut may_be_done) = (RetryBudget::LOST_ANSWERS, RetryBudget::DENIALS, false);
         let failure = loop {
             let signals = !session.store().is_signal_refused(self.directory());
             operations.retain(|it| signals || !matches!(it, Operation::Set { .. }));

@@ -25,13 +25,13 @@ use crate::error::error::Error;
 use crate::observe::queue_view::QueueView;
 use crate::queue::node_name::NodeName;
 use crate::queue::permits::{self, PermitAvailability};
-use crate::queue::turn::Grant;
+use crate::queue::turn::GrantSource;
 use crate::session::contract::Session;
 use crate::session::hand_off;
 use crate::session::node::state::NodeState;
 use crate::session::presence::{self, existence_check};
-use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
-use crate::session::retry::{self, RetryLimit};
+use crate::session::request::{Failure, Kind, Reply, Stat, Watch, WatchEvent};
+use crate::session::retry::{self, RetryBudget};
 use crate::sync::atomic::Ordering;
 
 /// A request for `count` permits of a semaphore.
@@ -155,12 +155,12 @@ impl PermitRequest {
     /// the head.
     pub(crate) async fn take(
         &self,
-        mut grant: Grant,
+        mut grant: GrantSource,
         early_read: Option<Box<SeenPermits>>,
         entry: &Contender,
         must_not_wait: bool,
         queue_view: Option<&QueueView>,
-    ) -> Result<Grant, SessionWorkError> {
+    ) -> Result<GrantSource, SessionWorkError> {
         let (session, paths) = (entry.session(), &self.state.config.paths);
         let mut head = QueueHead::new(&self.state, entry, &mut grant);
         let mut seen = early_read;
@@ -187,7 +187,7 @@ impl PermitRequest {
                     return Err(Error::WouldBlock { blockers: paths.read_blockers(session, &only_me, me).await }.into());
                 }
                 Ok(PermitAvailability::Short) => {
-                    grant = Grant::Look;
+                    grant = GrantSource::Look;
                     if !must_not_wait {
                         head.wait_for_change(&now, queue_view).await?;
                     }
@@ -220,10 +220,10 @@ struct QueueHead<'a> {
 }
 
 impl<'a> QueueHead<'a> {
-    fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut Grant) -> QueueHead<'a> {
+    fn new(state: &'a SemaphoreState, entry: &'a Contender, grant: &mut GrantSource) -> QueueHead<'a> {
         // `QueueHead` confirms the hand-off before the exchange, so the hand-off is taken out of the grant.
         let signal = match grant {
-            Grant::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child_path(&name).into()),
+            GrantSource::HandOff { unconfirmed } => unconfirmed.take().map(|name| entry.child_path(&name).into()),
             _ => None,
         };
         let connection = entry.node().read(NodeState::connection_of_create);
@@ -257,7 +257,7 @@ impl<'a> QueueHead<'a> {
     /// one round shows both.
     async fn read_permits(&mut self) -> Result<SeenPermits, SessionWorkError> {
         let session = Arc::clone(self.entry.session());
-        let mut tries = RetryLimit::LOST_ANSWERS;
+        let mut tries = RetryBudget::LOST_ANSWERS;
         loop {
             match self.read_permits_once(&session).await {
                 Ok(Some((names, node))) => {
@@ -370,8 +370,8 @@ impl<'a> QueueHead<'a> {
             biased;
             // If the event is the end of the session, this wait never ends. The caller, which awaits the loss of our
             // node at the same time, ends the acquisition.
-            event = number => if event == Event::Over { pending().await } else { self.number = None },
-            event = names => if event == Event::Over { pending().await } else { self.names = None },
+            event = number => if event == WatchEvent::Over { pending().await } else { self.number = None },
+            event = names => if event == WatchEvent::Over { pending().await } else { self.names = None },
             missed = self.entry.until_check_fails(false, checks) => {
                 let missed = missed.map_err(|loss| self.state.config.evicted_error(loss))?;
                 if missed.contains(&0) {

@@ -190,7 +190,7 @@ impl SemaphoreState {
 
 /// The content of the twin node, which stores a second copy of the semaphore's number of permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TwinContent {
+pub(crate) enum PermitNumberCopy {
     Missing,
     /// The twin exists and holds no number of permits.
     NoNumber,
@@ -228,7 +228,7 @@ impl SemaphoreState {
             }
             let version = node.as_ref().map(|(_, stat)| stat.version);
             match (self.known_number(), self.read_twin(session).await?) {
-                (known, TwinContent::Number(was)) if known != Some(was) => {
+                (known, PermitNumberCopy::Number(was)) if known != Some(was) => {
                     // Our server may lag behind, and not show the number that another client has written. So the leader
                     // is asked whether the node is as in our read: missing, or of this version. If so, the number was
                     // deleted.
@@ -257,7 +257,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         number: u32,
         node: Option<&(Vec<u8>, Stat)>,
-        twin: TwinContent,
+        twin: PermitNumberCopy,
         maker: Option<&Contender>,
     ) -> Result<Option<i32>, SessionWorkError> {
         let is_unset = node.is_none_or(|(data, _)| permits::decode_permit_number(data) == Ok(None));
@@ -268,8 +268,10 @@ impl SemaphoreState {
         let (path, data) = (self.config.user_path().to_string(), permits::encode_permit_number(number));
         let twin_path = metadata::twin_path(&path);
         let second = match twin {
-            TwinContent::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
-            TwinContent::NoNumber | TwinContent::Number(_) => {
+            PermitNumberCopy::Missing => {
+                Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent }
+            }
+            PermitNumberCopy::NoNumber | PermitNumberCopy::Number(_) => {
                 Operation::Set { path: twin_path, data: data.clone(), version: None }
             }
         };
@@ -342,8 +344,12 @@ impl SemaphoreState {
     /// Fails if the semaphore's node, which has no number of permits, is or may be used for something else. Does not
     /// fail if the twin node has a copy of a number, which shows that the node is a semaphore's. A node without signs
     /// of another use is accepted only if the user allows this.
-    async fn fail_if_other_use(&self, session: &Arc<dyn Session>, twin: TwinContent) -> Result<(), SessionWorkError> {
-        if matches!(twin, TwinContent::Number(_)) {
+    async fn fail_if_other_use(
+        &self,
+        session: &Arc<dyn Session>,
+        twin: PermitNumberCopy,
+    ) -> Result<(), SessionWorkError> {
+        if matches!(twin, PermitNumberCopy::Number(_)) {
             return Ok(());
         }
         self.fail_if_job_record(session).await?;
@@ -379,12 +385,13 @@ impl SemaphoreState {
         permits::decode_permit_number(data).map_err(not_a_number)
     }
 
-    pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<TwinContent, Failure> {
+    pub(crate) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<PermitNumberCopy, Failure> {
         Ok(match retry::read_data(session, &metadata::twin_path(self.config.user_path()), false).await? {
-            None => TwinContent::Missing,
-            Some((data, _)) => {
-                permits::decode_permit_number(&data).ok().flatten().map_or(TwinContent::NoNumber, TwinContent::Number)
-            }
+            None => PermitNumberCopy::Missing,
+            Some((data, _)) => permits::decode_permit_number(&data)
+                .ok()
+                .flatten()
+                .map_or(PermitNumberCopy::NoNumber, PermitNumberCopy::Number),
         })
     }
 

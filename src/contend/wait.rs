@@ -15,10 +15,10 @@ use crate::observe::queue_view::QueueView;
 use crate::observe::trace::AcquireTrace;
 use crate::queue::mode::AcquisitionAim;
 use crate::queue::node_name::NodeName;
-use crate::queue::turn::{self, Grant, ListingClaim, PredecessorNews, Step, Waiter};
+use crate::queue::turn::{self, GrantSource, ListingClaim, PredecessorNews, Step, Waiter};
 use crate::session::presence::{self, existence_check};
-use crate::session::request::{Event, Failure, Listing, Loss, Stat, Watch};
-use crate::session::retry::{self, RetryLimit, spawn_with_reply};
+use crate::session::request::{Failure, Listing, Loss, Stat, Watch, WatchEvent};
+use crate::session::retry::{self, RetryBudget, spawn_with_reply};
 use crate::session::watch::log_cannot_watch;
 use crate::telemetry::meter;
 
@@ -40,7 +40,7 @@ pub(crate) struct PendingAcquisition<'a> {
     pub(crate) warn_at: Option<Instant>,
     pub(crate) registered: Option<WarningRegistration>,
     /// Counts the listings in which the server left out our node, although the leader had the node.
-    pub(crate) denials: RetryLimit,
+    pub(crate) denials: RetryBudget,
 }
 
 impl PendingAcquisition<'_> {
@@ -56,7 +56,7 @@ impl PendingAcquisition<'_> {
     pub(crate) async fn wait_for_turn(
         &mut self,
         (mut first, sent): (Option<Result<Listing, Failure>>, Option<PendingPermitRead>),
-    ) -> Result<(Grant, Option<Box<SeenPermits>>), Error> {
+    ) -> Result<(GrantSource, Option<Box<SeenPermits>>), Error> {
         let mut early_read = None;
         if let Some(request) = self.permits {
             self.register_for_warning();
@@ -238,11 +238,11 @@ impl PendingAcquisition<'_> {
             Err(failure) => return Err(self.config.acquisition_error(failure)),
         };
         Ok(match watch.await {
-            Event::Changed => PredecessorNews::Signalled,
-            Event::Deleted | Event::LookAgain => PredecessorNews::ListAgain,
+            WatchEvent::Changed => PredecessorNews::Signalled,
+            WatchEvent::Deleted | WatchEvent::LookAgain => PredecessorNews::ListAgain,
             // If the event is the end of the session, this wait never ends. The caller, which awaits the loss of our
             // node at the same time, ends the acquisition.
-            Event::Over => std::future::pending().await,
+            WatchEvent::Over => std::future::pending().await,
         })
     }
 

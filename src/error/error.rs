@@ -10,7 +10,7 @@ use crate::queue::member::Blockers;
 use crate::queue::metadata::Record;
 use crate::queue::quoted::shortened;
 use crate::session::contract::CutOff;
-use crate::session::request::{DeniedRight, Ending, Failure, Loss, disagreement_message};
+use crate::session::request::{DeniedRight, Failure, Loss, SessionEnd, disagreement_message};
 
 /// Why a lock operation did not succeed.
 ///
@@ -99,7 +99,7 @@ pub enum Error {
     /// The client never connects again. It was closed, or the servers refused its credentials, or this process was
     /// forked from a process that had connected. Fix the credentials, or fork before you connect.
     #[error("{0}, and no new one can be opened")]
-    Closed(#[source] Ending),
+    Closed(#[source] SessionEnd),
 
     /// The ensemble does not allow the operation. `delete` and `create` are permissions of the *parent* node.
     ///
@@ -376,7 +376,9 @@ impl Error {
             Failure::ParentIsEphemeral => Error::EphemeralParent { path },
             Failure::Diverged { node, server } => Error::Diverged { node, server },
             Failure::Unreachable(reason) => Error::Unreachable(reason),
-            Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed | Ending::Forked)) => Error::Closed(ending),
+            Failure::Over(ending @ (SessionEnd::Closed | SessionEnd::AuthFailed | SessionEnd::Forked)) => {
+                Error::Closed(ending)
+            }
             Failure::Over(ending) => Error::Unreachable(ending.to_string()),
             Failure::Unknown(reason) => Error::OutcomeUnknown { operation, reason },
             Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),

@@ -7,4 +7,4 @@ pub(crate) mod value;
 pub use self::error::PermitsError;
 pub use self::value::ValueError;
 pub use crate::session::contract::CutOff;
-pub use crate::session::request::{DeniedRight, Ending, Failure};
+pub use crate::session::request::{DeniedRight, Failure, SessionEnd};

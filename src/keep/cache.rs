@@ -322,7 +322,7 @@ impl Drop for PendingUse {
         if !self.is_over {
             let mut state = self.kept.state.lock();
             let woken = state.uses.end_share(self.number);
-            drop(self.kept.give_up_if_over(state, woken));
+            drop(self.kept.give_up_if_closed_and_unused(state, woken));
         }
     }
 }

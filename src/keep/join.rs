@@ -22,7 +22,7 @@ use crate::queue::turn::IfTaken;
 /// Consumes tokio's cooperative budget, so that a task that acquires in a loop sometimes yields to other tasks. Only
 /// every fourth call on a thread consumes a unit, because a use of a kept node is much shorter than the operations that
 /// tokio counts.
-pub(crate) fn poll_tokio_budget(context: &mut Context<'_>) -> Poll<()> {
+pub(crate) fn poll_consume_budget(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);
     USES.set(uses);

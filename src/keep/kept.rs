@@ -21,7 +21,7 @@ use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
-use crate::session::request::{Ending, Event, Loss, Watch};
+use crate::session::request::{Loss, SessionEnd, Watch, WatchEvent};
 use crate::session::retry::spawn_cancellable;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify, OnceLock};
@@ -106,7 +106,7 @@ pub(crate) enum GiveUpReason {
 impl GiveUpReason {
     pub(super) fn from_loss(loss: Loss) -> GiveUpReason {
         match loss {
-            Loss::SessionOver(Ending::Closed) => GiveUpReason::Closed,
+            Loss::SessionOver(SessionEnd::Closed) => GiveUpReason::Closed,
             _ => GiveUpReason::Lost,
         }
     }
@@ -180,8 +180,8 @@ impl KeptNode {
             let mut state = self.state.lock();
             state.work = Some(work);
             let is_wanted = state.is_wanted;
-            // If the last waiting use has left during the poll, `give_up_if_over` drops the acquisition.
-            drop(self.give_up_if_over(state, Vec::new()));
+            // If the last waiting use has left during the poll, `give_up_if_closed_and_unused` drops the acquisition.
+            drop(self.give_up_if_closed_and_unused(state, Vec::new()));
             if !is_wanted {
                 return false;
             }
@@ -213,7 +213,7 @@ impl KeptNode {
         if is_closed {
             state.mark_closing();
         }
-        drop(self.give_up_if_over(state, woken));
+        drop(self.give_up_if_closed_and_unused(state, woken));
     }
 
     /// Closes the node to further uses (acquisitions by this process), and refuses waiting uses as [`Uses::close`]
@@ -222,7 +222,7 @@ impl KeptNode {
         let mut state = self.state.lock();
         let woken = state.close(why);
         // Dropping the contender sends the removal of the node.
-        drop(self.give_up_if_over(state, woken));
+        drop(self.give_up_if_closed_and_unused(state, woken));
     }
 
     /// Handles another contender's request for the node: records in `in_vain` whether the request came before the node's
@@ -283,7 +283,7 @@ impl KeptNode {
         let mut woken = if is_unsure { state.close(GiveUpReason::Unsure) } else { Vec::new() };
         woken.extend(state.uses.end_share(number));
         state.used = state.used.max(now);
-        self.give_up_if_over(state, woken)
+        self.give_up_if_closed_and_unused(state, woken)
     }
 
     /// Unlocks the state, and then calls the wakers `woken`. If the node is closed and has no use, returns its
@@ -291,7 +291,7 @@ impl KeptNode {
     /// counted and logged.
     ///
     /// With an idle time of zero, first closes a granted node that has no use.
-    pub(super) fn give_up_if_over(
+    pub(super) fn give_up_if_closed_and_unused(
         &self,
         mut state: MutexGuard<'_, KeptState>,
         mut woken: Vec<Waker>,
@@ -344,10 +344,10 @@ impl KeptNode {
                 event = watch => match event {
                     // Clients write the data of the directory only to request kept nodes. `LookAgain` means that a
                     // write may have been missed while the connection was lost.
-                    Event::Changed | Event::LookAgain => GiveUpReason::Asked,
+                    WatchEvent::Changed | WatchEvent::LookAgain => GiveUpReason::Asked,
                     // A server deletes only an empty directory. So if the directory is deleted, our node is gone.
                     // `Over` means that the session has ended.
-                    Event::Deleted | Event::Over => GiveUpReason::Lost,
+                    WatchEvent::Deleted | WatchEvent::Over => GiveUpReason::Lost,
                 },
                 _ = node.until_lost(|pause| session.sleep(pause)) => GiveUpReason::Lost,
                 () = until_idle_too_long(&kept, &session) => GiveUpReason::Idle,

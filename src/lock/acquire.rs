@@ -83,7 +83,7 @@ impl<G: 'static> Future for Granting<G> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let GrantingStage::Joining { .. } = &self.0 {
-            ready!(join::poll_tokio_budget(context));
+            ready!(join::poll_consume_budget(context));
             if let GrantingStage::Joining { cache, mut acquisition, guard } =
                 std::mem::replace(&mut self.0, GrantingStage::Over)
             {

@@ -120,7 +120,7 @@ impl LockConfig {
             // below, which expects that version, and no process would be notified. So the server is synced first.
             call::ask_until_answered(&session, || session.sync(path)).await?;
             let asked =
-                call::ask_until_answered(&session, || directory::rewrite_directory_data(&session, path, None)).await;
+                call::ask_until_answered(&session, || directory::fire_directory_watches(&session, path, None)).await;
             asked.or_else(retry::default_if_no_node)
         });
         asked.await

@@ -14,7 +14,7 @@ use crate::memory::session::{MemorySession, sleep};
 use crate::memory::tree::{Backup, children_of};
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
-use crate::session::request::{Ending, Failure};
+use crate::session::request::{Failure, SessionEnd};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::debug::debug;
@@ -156,7 +156,7 @@ impl Coordinator for Memory {
     async fn session_slot(&self, _own_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
             let Some(session) = self.live_or_new_session() else {
-                return Err(Failure::Over(Ending::Closed));
+                return Err(Failure::Over(SessionEnd::Closed));
             };
             if session.store().until_connected().await.is_ok() {
                 return Ok(SessionSlot::new(session));
@@ -166,7 +166,7 @@ impl Coordinator for Memory {
 
     async fn close(&self) {
         self.client.closed.store(true, Ordering::Release);
-        self.change_newest_session(|world, id, fired| world.end_session(id, Ending::Closed, fired));
+        self.change_newest_session(|world, id, fired| world.end_session(id, SessionEnd::Closed, fired));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -218,7 +218,7 @@ impl Faults {
     /// immediately. If the client is [cut](Self::cut) off, it learns of the end when its connection is
     /// [healed](Self::heal). After that, the next acquisition opens a new session.
     pub fn expire(&self) {
-        self.zk.change_newest_session(|world, id, fired| world.end_session(id, Ending::Expired, fired));
+        self.zk.change_newest_session(|world, id, fired| world.end_session(id, SessionEnd::Expired, fired));
     }
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble does

@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 
 use crate::memory::tasks::Executor;
 use crate::memory::tree::{
-    Backup, Clock, Node, TransactionStamp, Tree, WatchEvent, children_of, children_watch_key, commit, is_at_or_below,
+    Backup, Clock, FiredWatch, Node, TransactionStamp, Tree, children_of, children_watch_key, commit, is_at_or_below,
     parent_of,
 };
-use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Watch};
+use crate::session::request::{Failure, Kind, Operation, Outcome, SessionEnd, Watch, WatchEvent};
 use crate::session::store::SessionStore;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
@@ -58,11 +58,11 @@ pub(super) struct EnsembleSession {
     pub(super) is_cut: bool,
     /// Why the ensemble has ended the session. `None` while the session lives. A session whose client has learned of
     /// the end is removed.
-    ended_as: Option<Ending>,
+    ended_as: Option<SessionEnd>,
     /// The nodes that the server shows if it lags. `None` if the server does not lag.
     view: Option<Arc<Tree>>,
     /// The changes that a lagging server has not reported yet.
-    late: Vec<WatchEvent>,
+    late: Vec<FiredWatch>,
     /// The replies and events that a silent server withholds; `None` if the server is not silent.
     pub(super) withheld: Option<Vec<Delivery>>,
     /// The id of the ensemble's newest transaction when the client's connection was last cut; 0 before the first cut.
@@ -77,10 +77,10 @@ pub(super) struct EnsembleSession {
     /// How many more times the client may leave its server, if that is the only one. `None` if there are other servers.
     leaves: Option<u32>,
     /// The watches that the server has forgotten. They fire only when the session ends.
-    forgotten: Vec<oneshot::Sender<Event>>,
+    forgotten: Vec<oneshot::Sender<WatchEvent>>,
     /// The watches by their keys. The key is the path of a node, or the node's
     /// [children watch key](crate::memory::tree::children_watch_key) for a watch on its children.
-    watches: BTreeMap<String, Vec<oneshot::Sender<Event>>>,
+    watches: BTreeMap<String, Vec<oneshot::Sender<WatchEvent>>>,
 }
 
 /// How many times a client may leave its only server, and connect to the same server again. The next attempt to leave
@@ -107,7 +107,7 @@ impl Ensemble {
 }
 
 impl EnsembleSession {
-    fn report_change(&mut self, path: &str, event: Event, fired: &mut Vec<Delivery>) {
+    fn report_change(&mut self, path: &str, event: WatchEvent, fired: &mut Vec<Delivery>) {
         let hides = |(top, _): &(String, Tree)| is_at_or_below(path, top) || path == children_watch_key(parent_of(top));
         if self.frozen.iter().any(hides) {
             return;
@@ -119,7 +119,7 @@ impl EnsembleSession {
         }
     }
 
-    fn fire_watches(&mut self, path: &str, event: Event, fired: &mut Vec<Delivery>) {
+    fn fire_watches(&mut self, path: &str, event: WatchEvent, fired: &mut Vec<Delivery>) {
         for watch in self.watches.remove(path).into_iter().flatten() {
             self.withheld.as_mut().unwrap_or(fired).push(Box::new(move |_| _ = watch.send(event)));
         }
@@ -167,7 +167,7 @@ impl EnsembleState {
         fired: &mut Vec<Delivery>,
     ) -> Result<T, Failure> {
         let Some(state) = self.sessions.get_mut(&session) else {
-            return Err(Failure::Over(store.lease().ending().unwrap_or(Ending::Expired)));
+            return Err(Failure::Over(store.lease().ending().unwrap_or(SessionEnd::Expired)));
         };
         let lost = if is_write { state.faults.pop_front() } else { None };
         if lost == Some(LostMessage::Request) {
@@ -236,10 +236,10 @@ impl EnsembleState {
             self.watching.insert((key.clone(), session));
         }
         let mut armed = ArmedWatch { ensemble, session, key, event };
-        Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
+        Box::pin(async move { (&mut armed.event).await.unwrap_or(WatchEvent::Over) })
     }
 
-    fn notify_watchers(&mut self, changes: &[WatchEvent], fired: &mut Vec<Delivery>) {
+    fn notify_watchers(&mut self, changes: &[FiredWatch], fired: &mut Vec<Delivery>) {
         let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
         let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
         // A `BTreeSet` is sorted and has no duplicates. So the loop visits each session once, in the same order in each
@@ -293,12 +293,12 @@ impl EnsembleState {
 
     /// Ends a session, and deletes its nodes. The session's client is notified immediately if it is connected, or if
     /// the client itself has ended the session. Otherwise the client is notified when its connection is restored.
-    pub(super) fn end_session(&mut self, session: i64, why: Ending, fired: &mut Vec<Delivery>) {
+    pub(super) fn end_session(&mut self, session: i64, why: SessionEnd, fired: &mut Vec<Delivery>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended_as.get_or_insert(why);
         // If the client has closed the session, or a task of the session has failed, the client knows of the end
         // without a connection.
-        let is_notified = !state.is_cut || matches!(why, Ending::Closed | Ending::Failed);
+        let is_notified = !state.is_cut || matches!(why, SessionEnd::Closed | SessionEnd::Failed);
         let is_own = |(path, node): (&String, &Node)| (node.owner == session).then(|| path.clone());
         let owned = self.tree.iter().filter_map(is_own).collect();
         if is_notified {
@@ -308,7 +308,7 @@ impl EnsembleState {
     }
 
     /// Removes a session, and reports to its client that the session is over.
-    fn remove_session(&mut self, session: i64, why: Ending, fired: &mut Vec<Delivery>) {
+    fn remove_session(&mut self, session: i64, why: SessionEnd, fired: &mut Vec<Delivery>) {
         self.forget_watches(session);
         self.lagging.remove(&session);
         let Some(mut state) = self.sessions.remove(&session) else { return };
@@ -319,7 +319,7 @@ impl EnsembleState {
         store.record_end(why);
         fired.push(Box::new(move |_| store.record_end_and_report(why)));
         for watch in state.forgotten {
-            fired.push(Box::new(move |_| _ = watch.send(Event::Over)));
+            fired.push(Box::new(move |_| _ = watch.send(WatchEvent::Over)));
         }
         // The session was removed above, so each of these requests fails.
         for request in state.waiting {
@@ -369,15 +369,15 @@ impl EnsembleState {
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
-                None if key != "/" => Some((key.clone(), Event::Deleted)),
-                None => Some((key.clone(), Event::LookAgain)),
+                None if key != "/" => Some((key.clone(), WatchEvent::Deleted)),
+                None => Some((key.clone(), WatchEvent::LookAgain)),
                 Some(node) => {
                     let changed = if children_of.is_some() { node.pzxid } else { node.mzxid };
-                    (changed > state.seen).then(|| (key.clone(), Event::LookAgain))
+                    (changed > state.seen).then(|| (key.clone(), WatchEvent::LookAgain))
                 }
             }
         });
-        let missed: Vec<WatchEvent> = missed.collect();
+        let missed: Vec<FiredWatch> = missed.collect();
         for (path, event) in missed {
             state.fire_watches(&path, event, fired);
         }
@@ -419,7 +419,7 @@ impl EnsembleState {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
-            self.remove_session(session, Ending::Expired, fired);
+            self.remove_session(session, SessionEnd::Expired, fired);
         }
     }
 
@@ -465,7 +465,7 @@ struct ArmedWatch {
     ensemble: Weak<Ensemble>,
     session: i64,
     key: String,
-    event: oneshot::Receiver<Event>,
+    event: oneshot::Receiver<WatchEvent>,
 }
 
 impl Drop for ArmedWatch {

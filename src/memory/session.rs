@@ -15,7 +15,7 @@ use crate::memory::server::{Delivery, Ensemble, EnsembleState, SessionRequest};
 use crate::memory::tree::{Node, Tree, children_of, children_watch_key};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
-use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{Created, Failure, Kind, Operation, Outcome, Reply, SessionEnd, Stat, Task, Watch};
 use crate::session::retry;
 use crate::session::store::SessionStore;
 use crate::session::thread;
@@ -160,7 +160,7 @@ impl Session for MemorySession {
         // Without any one of its tasks, a session cannot go on. So a panic of a task ends the session.
         self.ensemble.executor.spawn(Box::pin(retry::with_panic_handler(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
-                ensemble.change_and_deliver(|world, fired| world.end_session(id, Ending::Failed, fired));
+                ensemble.change_and_deliver(|world, fired| world.end_session(id, SessionEnd::Failed, fired));
             }
         })));
     }
@@ -174,7 +174,7 @@ debug!(MemorySession as "MemorySession", |it| id: it.id, lease: it.store.lease()
 
 impl Drop for MemorySession {
     fn drop(&mut self) {
-        self.ensemble.change_and_deliver(|world, fired| world.end_session(self.id, Ending::Closed, fired));
+        self.ensemble.change_and_deliver(|world, fired| world.end_session(self.id, SessionEnd::Closed, fired));
     }
 }
 

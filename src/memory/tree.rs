@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Failure, Kind, Operation, Outcome, Stat, WatchEvent};
 use crate::telemetry::debug::debug;
 
 /// The nodes by their paths.
@@ -53,14 +53,14 @@ pub(super) struct TransactionStamp {
 }
 
 /// The key of a watch, and the event that the watch fires with.
-pub(super) type WatchEvent = (String, Event);
+pub(super) type FiredWatch = (String, WatchEvent);
 
 /// The result of a transaction.
 pub(super) struct CommittedChanges {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// Each change with the key of the watches that it fires, in the order in which a server reports the changes.
-    pub(super) changes: Vec<WatchEvent>,
+    pub(super) changes: Vec<FiredWatch>,
 }
 
 /// Applies all operations or none of them. An error contains the index of the operation that failed.
@@ -90,7 +90,7 @@ struct TreeTransaction<'a> {
     at: TransactionStamp,
     /// The id of the session that owns the ephemeral nodes that the transaction creates.
     session: i64,
-    changes: Vec<WatchEvent>,
+    changes: Vec<FiredWatch>,
     /// For each change, in order, the path of the node and the state of the node before the change (`None` if the node
     /// did not exist). A node that was changed twice occurs twice.
     before: Vec<(String, Option<Node>)>,
@@ -145,7 +145,7 @@ impl TreeTransaction<'_> {
         let (data, ctime, mtime) = (data.to_vec(), time, time);
         let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, mtime, kind, owner, next_sequence: 0 };
         self.before.push((path.clone(), self.tree.insert(path.clone(), node)));
-        self.changes.push((children_watch_key(parent), Event::Changed));
+        self.changes.push((children_watch_key(parent), WatchEvent::Changed));
         Ok(path)
     }
 
@@ -157,7 +157,7 @@ impl TreeTransaction<'_> {
         node.data = data.to_vec();
         node.version = node.version.wrapping_add(1);
         (node.mzxid, node.mtime) = (self.at.zxid, self.at.time);
-        self.changes.push((path.to_owned(), Event::Changed));
+        self.changes.push((path.to_owned(), WatchEvent::Changed));
         Ok(node.version)
     }
 
@@ -173,9 +173,9 @@ impl TreeTransaction<'_> {
         self.before.push((path.to_owned(), self.tree.remove(path)));
         // A real server fires the watches in this order: on the node itself, on its list of children, on its parent's
         // list of children.
-        self.changes.push((path.to_owned(), Event::Deleted));
-        self.changes.push((children_watch_key(path), Event::Deleted));
-        self.changes.push((children_watch_key(parent_of(path)), Event::Changed));
+        self.changes.push((path.to_owned(), WatchEvent::Deleted));
+        self.changes.push((children_watch_key(path), WatchEvent::Deleted));
+        self.changes.push((children_watch_key(parent_of(path)), WatchEvent::Changed));
         Ok(())
     }
 

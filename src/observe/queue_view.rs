@@ -12,7 +12,7 @@ use crate::sync::{Mutex, Notify};
 /// The last listing of a waiting acquisition, for its timeout error and for its progress reports.
 #[derive(Default)]
 pub(crate) struct QueueView {
-    pub(crate) snapshot: Mutex<Option<QueueSnapshot>>,
+    pub(crate) snapshot: Mutex<Option<LastListing>>,
     /// Whether the user has set a listener with `on_wait`. If so, an acquisition of permits lists both the queue and
     /// the holders of permits for each snapshot.
     pub(crate) has_listener: bool,
@@ -34,7 +34,7 @@ impl QueueView {
             }
         }
         let listings = snapshot.as_ref().map_or(1, |snapshot| snapshot.listings + 1);
-        *snapshot = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, listings });
+        *snapshot = Some(LastListing { session: Arc::clone(session), me: me.clone(), seen, listings });
     }
 
     /// Drops the listing, because the acquisition has ended.
@@ -51,7 +51,7 @@ impl QueueView {
 
 /// The last listing of a waiting acquisition.
 #[derive(Clone)]
-pub(crate) struct QueueSnapshot {
+pub(crate) struct LastListing {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: NodeName,
     /// The acquisition's place in the queue, and the contenders that it waits for.
@@ -64,7 +64,7 @@ pub(crate) struct QueueSnapshot {
 ///
 /// This future registers no waker, because the task that polls it also polls the acquisition. Whatever wakes the
 /// acquisition also wakes this future. If several tasks wait for one acquisition of a kept node, all of them are woken.
-pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> QueueSnapshot {
+pub(crate) async fn next_listing(view: &QueueView, listings: usize) -> LastListing {
     poll_fn(|_| match &*view.snapshot.lock() {
         Some(snapshot) if snapshot.listings > listings => Poll::Ready(snapshot.clone()),
         _ => Poll::Pending,

@@ -96,7 +96,7 @@ impl Survey {
             records.extend(below.iter().filter(|path| metadata::lock_path_of_record(path).is_some()).cloned());
             level = below;
         }
-        survey.add_records(&session, &records).await?;
+        survey.add_job_records(&session, &records).await?;
         survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
         survey.unreadable.sort();
         Ok(survey)
@@ -133,7 +133,7 @@ impl Survey {
 
     /// Reads the records of jobs at these paths, and adds each record to the queues of its lock. For a record whose
     /// lock has no queue, adds an empty queue.
-    async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
+    async fn add_job_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
             let nodes = call::ask_until_answered(session, || session.data_of_each(some)).await?;

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn foreign(name: &str) {
+    fn assert_foreign(name: &str) {
         assert_eq!(NodeName::parse(name), None, "{name:?} was accepted as a contender");
     }
 
@@ -230,10 +230,10 @@ mod tests {
         for name in
             ["", "foo", "x-READ-abc", "a-WRITE-12", "a-WRITE-00000000012", "-READ-0000000001", "~i-READ-0000000001"]
         {
-            foreign(name);
+            assert_foreign(name);
         }
         for name in ["h~keep-READ-0000000001x", "h~~keep-READ-0000000001", "h~a~keep~keep-READ-0000000001"] {
-            foreign(name);
+            assert_foreign(name);
         }
         for name in [
             "h~-READ-0000000001",
@@ -242,10 +242,10 @@ mod tests {
             "h-READ-+000000001",
             "h-READ--000000000",
         ] {
-            foreign(name);
+            assert_foreign(name);
         }
         for name in ["h-read-0000000001", "h-READ-0000000001 ", "é-READ-0000000001", "h-WRITE-99999999999999999999"] {
-            foreign(name);
+            assert_foreign(name);
         }
     }
 

@@ -21,7 +21,7 @@ const NUMBER: &str = "permits=";
 
 /// The parts of the name of a permit holder's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PermitName<'n> {
+pub(crate) struct PermitNameParts<'n> {
     pub(crate) host: &'n str,
     /// The number of permits that the holder took.
     pub(crate) count: u32,
@@ -38,12 +38,12 @@ pub(crate) fn is_node_of_owner(name: &str, owner: &str) -> bool {
 }
 
 /// Parses the name of a permit holder's node. `None` if the name is not exactly as [`permit_node_name`] makes it.
-pub(crate) fn parse_permit_name(name: &str) -> Option<PermitName<'_>> {
+pub(crate) fn parse_permit_name(name: &str) -> Option<PermitNameParts<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;
     let (host, id) = owner.split_once('~')?;
     let is_sound = dialect::host_problem(host).is_none() && !id.is_empty();
     let count = parse_positive(count)?;
-    (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(PermitName { host, count })
+    (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(PermitNameParts { host, count })
 }
 
 /// Returns the number of permits that a node of this name takes from a [`Semaphore`](crate::Semaphore); `None` if the
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_permit_name_is_parsed_back() {
         for (owner, host, count) in [("web-1~k3v9x2ma", "web-1", 1), ("a-PERMIT-3~x", "a-PERMIT-3", u32::MAX)] {
-            assert_eq!(parse_permit_name(&permit_node_name(owner, count)), Some(PermitName { host, count }));
+            assert_eq!(parse_permit_name(&permit_node_name(owner, count)), Some(PermitNameParts { host, count }));
             assert!(
                 is_node_of_owner(&permit_node_name(owner, count), owner)
                     && !is_node_of_owner(&permit_node_name(owner, count), host)
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_fuzzed_permit_name_is_rejected_or_parsed_back() {
         fuzz_text(&["web-1~k3v9x2ma-PERMIT-2", "a-PERMIT-3~x-PERMIT-4294967295"], |text| {
-            let Some(PermitName { host, count }) = parse_permit_name(text) else { return };
+            let Some(PermitNameParts { host, count }) = parse_permit_name(text) else { return };
             let (owner, _) = text.rsplit_once(MARKER).unwrap();
             assert_eq!((permit_node_name(owner, count).as_str(), owner.starts_with(host)), (text, true));
             assert_eq!(count_taken_permits(&[text.to_owned()]), Ok(count.into()));

@@ -321,7 +321,7 @@ pub enum Step {
     /// node, but has said twice that the node does not exist, so the server cannot watch the node.
     AwaitAtLeader(Predecessor),
     /// Take the lock, or take permits at the head of a semaphore's queue.
-    Take(Grant),
+    Take(GrantSource),
     /// Give up, because the waiter's own node is not in the queue.
     Evicted,
     /// Give up, because the node of this name has the same number as the waiter's own node. `None` if the waiter's
@@ -335,7 +335,7 @@ pub enum Step {
 
 /// How a contender learned that its turn had come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Grant {
+pub enum GrantSource {
     /// From a listing, without a wait for another contender. Usually, that listing was sent together with the
     /// contender's create.
     AtOnce,
@@ -349,19 +349,19 @@ pub enum Grant {
     },
 }
 
-impl Grant {
+impl GrantSource {
     /// Returns the word for this value in traces and metrics.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
-            Grant::AtOnce => "at once",
-            Grant::Look => "look",
-            Grant::HandOff { .. } => "hand-off",
+            GrantSource::AtOnce => "at once",
+            GrantSource::Look => "look",
+            GrantSource::HandOff { .. } => "hand-off",
         }
     }
 
     /// Returns the name of the node whose hand-off is not confirmed yet, if there is one.
     pub(crate) fn predecessor_to_confirm(&self) -> Option<&Arc<str>> {
-        if let Grant::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
+        if let GrantSource::HandOff { unconfirmed } = self { unconfirmed.as_ref() } else { None }
     }
 }
 
@@ -392,8 +392,8 @@ impl<C: Borrow<NodeName>> Waiter<C> {
             (_, Some(name)) => Step::Foreign(name.to_owned()),
             (Turn::Stuck(Some(rival)), None) => Step::AskLeader(ListingClaim::Rival(rival)),
             (Turn::Stuck(None), None) => Step::Stuck(None),
-            (Turn::Granted, None) if self.has_waited => Step::Take(Grant::Look),
-            (Turn::Granted, None) => Step::Take(Grant::AtOnce),
+            (Turn::Granted, None) if self.has_waited => Step::Take(GrantSource::Look),
+            (Turn::Granted, None) => Step::Take(GrantSource::AtOnce),
             (Turn::Behind(nearest), None) => {
                 self.has_waited = true;
                 if self.must_not_wait() {
@@ -437,7 +437,7 @@ impl<C: Borrow<NodeName>> Waiter<C> {
             // deletes the node. So no earlier contender is left. Because another client may have forged the change, the
             // grant is checked later. In another dialect, any client may change a node for any reason.
             PredecessorNews::Signalled if self.signals_release && predecessor.mode == Mode::Write => {
-                Step::Take(Grant::HandOff { unconfirmed: Some(predecessor.name) })
+                Step::Take(GrantSource::HandOff { unconfirmed: Some(predecessor.name) })
             }
             PredecessorNews::Missing if was_missing => {
                 self.awaited = Some(predecessor.clone());

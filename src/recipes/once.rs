@@ -18,7 +18,7 @@ use crate::queue::mode::{AcquisitionAim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
 use crate::session::request::Failure;
-use crate::session::retry::RetryLimit;
+use crate::session::retry::RetryBudget;
 use crate::telemetry::log::emit;
 use crate::validation;
 
@@ -292,7 +292,7 @@ impl OnceGuard {
         let Metadata { host, label, .. } = metadata::parse_metadata(self.guard.held.node_data());
         let (path, text) = (self.record(), metadata::encode_record(&host, label.as_deref(), self.fencing_token()));
         let session = self.guard.held.session();
-        let (mut in_doubt, mut tries, twin) = (false, RetryLimit::LOST_ANSWERS, metadata::twin_path(&path));
+        let (mut in_doubt, mut tries, twin) = (false, RetryBudget::LOST_ANSWERS, metadata::twin_path(&path));
         // One transaction writes the record and `twin`, the node with a copy of the record. If this client may not
         // write `twin`, only the record is written: an operator may have created only the record, with an ACL for this
         // client.

@@ -8,7 +8,7 @@ use crate::call::{self, Call, SessionWorkError};
 use crate::contend::acquisition::{AcquireOptions, Acquisition};
 use crate::contend::contender::Contender;
 use crate::contend::permit_request::PermitRequest;
-use crate::contend::semaphore::{KnownPermitNumber, SemaphoreState, TwinContent};
+use crate::contend::semaphore::{KnownPermitNumber, PermitNumberCopy, SemaphoreState};
 use crate::error::error::{Error, PermitsError};
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::hold::{Hold, HoldShare};
@@ -651,7 +651,7 @@ async fn try_to_remove_semaphore(
     let node = retry::read_data(session, path, true).await?;
     let twin = state.read_twin(session).await?;
     let number = node.as_ref().map_or(Ok(None), |(data, _)| state.parse_number(data))?;
-    let of_twin = if let TwinContent::Number(was) = twin { Some(was) } else { None };
+    let of_twin = if let PermitNumberCopy::Number(was) = twin { Some(was) } else { None };
     let Some(number) = number.or(of_twin) else { return Ok((None, true)) };
     let children = retry::repeat_until_known(session, || session.children(path)).await;
     let children = children.or_else(retry::default_if_no_node)?;
@@ -665,7 +665,7 @@ async fn try_to_remove_semaphore(
             false => Operation::Set { path, data: Vec::new(), version },
         });
     }
-    if twin != TwinContent::Missing {
+    if twin != PermitNumberCopy::Missing {
         operations.push(delete(metadata::twin_path(path)));
     }
     match retry::repeat_until_known(session, || session.transact(&operations)).await {

@@ -163,8 +163,10 @@ impl SessionSlot {
 /// 8. **A watch** fires once, with the first change after the server has armed it. If the node is gone before that, the
 ///    failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes. An event comes
 ///    before the answer of any later read that shows its change. If a node may have changed while the connection was
-///    lost, its watch fires after the reconnect with [`Event::LookAgain`](crate::coordinator::Event::LookAgain), or
-///    with [`Event::Deleted`](crate::coordinator::Event::Deleted) if the node is gone. Dropping a [`Watch`] removes it.
+///    lost, its watch fires after the reconnect with
+///    [`WatchEvent::LookAgain`](crate::coordinator::WatchEvent::LookAgain), or with
+///    [`WatchEvent::Deleted`](crate::coordinator::WatchEvent::Deleted) if the node is gone. Dropping a [`Watch`]
+///    removes it.
 /// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`], [`Failure::Diverged`] and [`Failure::Over`] say
@@ -247,8 +249,8 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn watch(&self, path: &str) -> Reply<Watch>;
 
     /// Returns the names of a node's children, in no order, and a one-shot watch on them. The watch fires with
-    /// [`Event::Changed`](crate::coordinator::Event::Changed) when a child is created or deleted, and not when the data
-    /// of a child changes.
+    /// [`WatchEvent::Changed`](crate::coordinator::WatchEvent::Changed) when a child is created or deleted, and not
+    /// when the data of a child changes.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
     /// Brings this session's reads up to date with the ensemble. Succeeds even if there is no node at `path`.

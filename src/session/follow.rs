@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::{Coordinator, Session, SessionSlot};
-use crate::session::presence::{self, LeaderRecheck, fail_if_session_ended};
+use crate::session::presence::{self, LeaderRecheckTimer, fail_if_session_ended};
 use crate::session::request::Failure;
 use crate::session::retry;
 
@@ -76,7 +76,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Waits until the node at `path` may exist, or for [`PAUSE`] after a failure. Fails only if the session is over.
 /// Watches the children of the nearest ancestor that exists, because [`Session::watch`] fails for a missing node.
 pub(crate) async fn until_node_may_exist(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
-    let (mut wanted, mut look) = (path, LeaderRecheck::new(session));
+    let (mut wanted, mut look) = (path, LeaderRecheckTimer::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };

@@ -17,7 +17,7 @@ use crate::session::listing;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
-use crate::session::retry::{RetryLimit, default_if_no_node, repeat_within_limit};
+use crate::session::retry::{RetryBudget, default_if_no_node, repeat_within_limit};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 
@@ -92,7 +92,7 @@ impl SessionStore {
 /// contender is left, the hand-off is confirmed. If a request fails, nothing is decided.
 pub(super) async fn check_hand_off(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut survivor = match repeat_within_limit(&live, RetryLimit::ENDLESS, || live.data(&path)).await {
+    let mut survivor = match repeat_within_limit(&live, RetryBudget::ENDLESS, || live.data(&path)).await {
         Ok(_) => presence::first_existing(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
@@ -127,7 +127,7 @@ pub(crate) fn record_interference<'n>(path: &str, left: &str, granted: impl Into
 /// or `None` if there is no such contender.
 async fn find_contender_up_to(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let listed = repeat_within_limit(session, RetryLimit::ENDLESS, || listing::list(session, &directory)).await;
+    let listed = repeat_within_limit(session, RetryBudget::ENDLESS, || listing::list(session, &directory)).await;
     let names = listed.or_else(default_if_no_node)?;
     presence::first_existing(session, &paths_numbered_up_to(&names, path)).await
 }

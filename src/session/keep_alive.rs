@@ -14,7 +14,7 @@ use crate::session::node::Node;
 use crate::session::presence::{self, existence_check};
 use crate::session::removal::remove_late_nodes;
 use crate::session::request::Failure;
-use crate::session::retry::{RetryLimit, run_until, spawn_cancellable};
+use crate::session::retry::{RetryBudget, run_until, spawn_cancellable};
 use crate::session::store::SessionStore;
 use crate::session::watch::watch_own_nodes;
 use crate::telemetry::log::emit;
@@ -110,7 +110,7 @@ async fn renew_lease_until_over(session: &Weak<dyn Session>, store: &Arc<Session
         is_lapse_reported &= left.is_none();
         let (now, is_endless) = (lease.now(), lease.is_endless());
         let is_idle = store.has_no_nodes();
-        let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
+        let period = if is_idle { lease.nodeless_read_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if !lease.is_connected() {
             // The connection is lost. The reconnect wakes this loop. A session with nodes needs a heartbeat right after
@@ -181,7 +181,8 @@ async fn check_own_nodes(session: &Arc<dyn Session>) {
         drop(session.sync("/").await);
     }
     let checks: Vec<_> = to_check.iter().map(|(_, path)| existence_check(path, None)).collect();
-    for ((node, path), holds) in to_check.iter().zip(presence::run_checks(session, &checks, RetryLimit::once()).await) {
+    for ((node, path), holds) in to_check.iter().zip(presence::run_checks(session, &checks, RetryBudget::once()).await)
+    {
         match holds {
             Ok(false) => node.record_gone_if_at(path),
             Err(failure @ Failure::NoAuth(_)) => {

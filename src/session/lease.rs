@@ -25,7 +25,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::session::request::Ending;
+use crate::session::request::SessionEnd;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::telemetry::debug::debug;
@@ -93,7 +93,7 @@ struct LeaseState {
     /// lease does not make the hold valid again.
     epoch: u64,
     /// Why the session is over, and when this was recorded. `None` while the session is not over.
-    over: Option<(Ending, Moment)>,
+    over: Option<(SessionEnd, Moment)>,
     /// When the connection was lost, or when the session ended if it was connected until then. `None` while the session
     /// is connected.
     disconnected_since: Option<Instant>,
@@ -229,7 +229,7 @@ impl Lease {
         let lapsed = state.end_epoch_if_run_out(now);
         state.end = state.end.max(touch.saturating_add(self.duration_from_touch()));
         state.counted = state.counted.max(touch);
-        self.publish(&state);
+        self.update_atomics(&state);
         lapsed
     }
 
@@ -241,7 +241,7 @@ impl Lease {
         state.end_epoch_if_run_out(now);
         state.end = if steady { Moment::MAX } else { now.saturating_add(self.duration_from_touch()) };
         state.counted = now;
-        self.publish(&state);
+        self.update_atomics(&state);
     }
 
     /// Records that the connection is lost (`false`) or back (`true`). Returns whether that is a change. After the end
@@ -277,18 +277,18 @@ impl Lease {
     }
 
     /// Records the end of the session, unless an earlier end is recorded. Returns whether this end was recorded.
-    pub(crate) fn record_end(&self, why: Ending) -> bool {
+    pub(crate) fn record_end(&self, why: SessionEnd) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
         let is_first = state.over.is_none();
         state.over.get_or_insert((why, now));
         state.disconnected_since.get_or_insert_with(Instant::now);
-        self.publish(&state);
+        self.update_atomics(&state);
         is_first
     }
 
     /// Returns why the session is over, or `None` if it is not.
-    pub fn ending(&self) -> Option<Ending> {
+    pub fn ending(&self) -> Option<SessionEnd> {
         self.state.lock().over.map(|(why, _)| why)
     }
 
@@ -335,7 +335,7 @@ impl Lease {
     /// Returns the time between the reads that keep a session without nodes alive: a quarter of the session timeout.
     /// The ZooKeeper client crate pings only after it has sent nothing for up to 3/16 of the session timeout, so more
     /// frequent reads could suppress the pings.
-    pub(crate) fn idle_period(&self) -> Duration {
+    pub(crate) fn nodeless_read_period(&self) -> Duration {
         self.timeout / 4
     }
 
@@ -356,12 +356,12 @@ impl Lease {
 
     /// Returns whether a node whose create was answered at `entered` can rely on the present lease.
     ///
-    /// While a session has no node, only one read is sent every [`idle_period`](Lease::idle_period). If answers come
-    /// late, the lease may end before the next read extends it. The first node can then rely on the lease only after a
-    /// request that was sent at `entered` or later has extended the lease.
+    /// While a session has no node, only one read is sent every [`nodeless_read_period`](Lease::nodeless_read_period).
+    /// If answers come late, the lease may end before the next read extends it. The first node can then rely on the
+    /// lease only after a request that was sent at `entered` or later has extended the lease.
     pub(crate) fn is_reliable_if_created_at(&self, entered: Moment) -> bool {
         self.is_endless()
-            || self.longest_touch_interval() >= self.idle_period()
+            || self.longest_touch_interval() >= self.nodeless_read_period()
             || self.has_been_extended_since(entered)
     }
 
@@ -419,9 +419,9 @@ impl Lease {
     /// Returns the present moment if the lease is valid and still in this epoch. Takes no mutex. After `None` the
     /// caller must call [`Lease::epoch_at`], because the atomics may be older than the state.
     pub(crate) fn now_if_valid_in(&self, epoch: u64) -> Option<Moment> {
-        // The end is read before its epoch, because `publish` stores the epoch before the end. The clock is read last.
-        // If the clock were read first and this thread then paused, the lease could end during the pause without being
-        // noticed here.
+        // The end is read before its epoch, because `update_atomics` stores the epoch before the end. The clock is read
+        // last. If the clock were read first and this thread then paused, the lease could end during the pause without
+        // being noticed here.
         let until = self.valid_until.load(Ordering::Acquire);
         if self.valid_in.load(Ordering::Acquire) != epoch {
             return None;
@@ -430,7 +430,7 @@ impl Lease {
         (nanos(now) < until).then_some(now)
     }
 
-    fn publish(&self, state: &LeaseState) {
+    fn update_atomics(&self, state: &LeaseState) {
         self.valid_in.store(state.epoch, Ordering::Release);
         self.valid_until.store(state.over.map_or(nanos(state.end), |_| 0), Ordering::Release);
     }
@@ -438,7 +438,7 @@ impl Lease {
     fn remaining_and_epoch_at(&self, now: Moment) -> Option<(Duration, u64)> {
         let mut state = self.state.lock();
         if state.end_epoch_if_run_out(now) {
-            self.publish(&state);
+            self.update_atomics(&state);
         }
         let left = if state.end == Moment::MAX { Duration::MAX } else { state.end.saturating_sub(now) };
         (state.over.is_none() && !left.is_zero()).then_some((left, state.epoch))

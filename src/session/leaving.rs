@@ -71,7 +71,7 @@ pub struct Deletion {
 
 /// The answer to the request of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RemovalAnswer {
+pub enum RemovalStepAnswer {
     /// In [`NodeRemoval::Coming`], the answer to the create: the node's path.
     Created(Result<String, Failure>),
     /// In [`NodeRemoval::Deleting`], the answer to the delete of the node. In [`NodeRemoval::Restarting`], the answer
@@ -107,9 +107,9 @@ impl NodeRemoval {
     }
 
     /// Handles the answer to the request of this step. Returns the next step, and an event to report if there is one.
-    pub fn advance(self, answer: RemovalAnswer) -> (NodeRemoval, Option<RemovalReport>) {
+    pub fn advance(self, answer: RemovalStepAnswer) -> (NodeRemoval, Option<RemovalReport>) {
         let next = match (self, answer) {
-            (NodeRemoval::Coming { lists_after }, RemovalAnswer::Created(created)) => match created {
+            (NodeRemoval::Coming { lists_after }, RemovalStepAnswer::Created(created)) => match created {
                 Ok(path) => NodeRemoval::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
                 Err(over @ Failure::Over(_)) => NodeRemoval::Gone(Err(over)),
                 // The owner's nodes are also listed after `NoNode`, because a faulty server may create the node and yet
@@ -118,8 +118,8 @@ impl NodeRemoval {
                 Err(_) if lists_after => NodeRemoval::Listing,
                 Err(_) => NodeRemoval::Gone(Ok(())),
             },
-            (NodeRemoval::Deleting(deletion), RemovalAnswer::Deleted(answer)) => return deletion.advance(answer),
-            (NodeRemoval::Listing, RemovalAnswer::Listed(listed)) => match listed {
+            (NodeRemoval::Deleting(deletion), RemovalStepAnswer::Deleted(answer)) => return deletion.advance(answer),
+            (NodeRemoval::Listing, RemovalStepAnswer::Listed(listed)) => match listed {
                 Ok(mut rest) => {
                     rest.reverse();
                     Deletion { rest, ..Deletion::default() }.next_step(Ok(()))
@@ -129,9 +129,9 @@ impl NodeRemoval {
                 Err(over @ Failure::Over(_)) => NodeRemoval::Gone(Err(over)),
                 Err(failure) => return (NodeRemoval::Gone(Ok(())), Some(RemovalReport::Unlisted(failure))),
             },
-            (NodeRemoval::Cut(again), RemovalAnswer::Linked(Ok(()))) => *again,
-            (NodeRemoval::Cut(_), RemovalAnswer::Linked(Err(over))) => NodeRemoval::Gone(Err(over)),
-            (NodeRemoval::Restarting, RemovalAnswer::Deleted(_)) => NodeRemoval::Gone(Ok(())),
+            (NodeRemoval::Cut(again), RemovalStepAnswer::Linked(Ok(()))) => *again,
+            (NodeRemoval::Cut(_), RemovalStepAnswer::Linked(Err(over))) => NodeRemoval::Gone(Err(over)),
+            (NodeRemoval::Restarting, RemovalStepAnswer::Deleted(_)) => NodeRemoval::Gone(Ok(())),
             // The answer does not belong to this step, so it is ignored.
             (it, _) => it,
         };

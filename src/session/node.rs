@@ -11,7 +11,7 @@ use crate::queue::node_name::{AcquisitionTag, NodeName};
 use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::leaving::NodeRemoval;
 use crate::session::node::state::{LossEvidence, NodeState};
-use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
+use crate::session::request::{Created, Failure, HoldState, Loss, Reply, SessionEnd, Watch, WatchEvent};
 use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify};
@@ -304,7 +304,7 @@ impl Node {
     pub(crate) fn detect_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
-            return Some(Loss::SessionOver(Ending::Forked));
+            return Some(Loss::SessionOver(SessionEnd::Forked));
         }
         let (loss, event) = self.change(|it| {
             if it.state.loss().is_none() && it.state.has_node() {
@@ -388,10 +388,10 @@ impl Node {
     /// Wakes the waiting tasks after an event of the watch. If the data of the node was set, or the connection was
     /// lost, also lets keep-alive watch the node again, unless it was left or is being replaced. The caller must not
     /// hold the mutex of the state.
-    fn handle_event(self: &Arc<Self>, event: Option<Event>) {
+    fn handle_event(self: &Arc<Self>, event: Option<WatchEvent>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
-        if matches!(event, Event::Changed | Event::LookAgain)
+        if matches!(event, WatchEvent::Changed | WatchEvent::LookAgain)
             && self.read(|it| it.path_if_in_place().is_some())
             && let Some(unwatched) = self.unwatched.upgrade()
         {
@@ -461,7 +461,7 @@ impl NodeInner {
     ///
     /// A backend delivers events in order. So a task that has received the event of another node finds every earlier
     /// event of this node here, even if no waker was called for that event yet.
-    fn poll_watch(&mut self) -> Option<Event> {
+    fn poll_watch(&mut self) -> Option<WatchEvent> {
         let (watch, waker) = self.own.as_mut()?;
         // Without `unconstrained`, tokio's cooperative budget may make this poll return `Pending` and call the waker
         // immediately. The waker would then wait for ever for the mutex of the state, which is locked here.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::session::contract::Session;
-use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
-use crate::session::retry::{self, RetryLimit, repeat_within_limit, spawn_with_reply};
+use crate::session::request::{Failure, Operation, Outcome, Watch, WatchEvent};
+use crate::session::retry::{self, RetryBudget, repeat_within_limit, spawn_with_reply};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
@@ -48,12 +48,12 @@ pub(crate) fn existence_check(path: impl Into<String>, version: Option<i32>) -> 
 }
 
 /// Returns for each check whether it holds at the leader now. Sends transactions until each result is known or cannot
-/// be found out. With [`RetryLimit::once`], however, each check is sent at most once. If a check then fails, the
+/// be found out. With [`RetryBudget::once`], however, each check is sent at most once. If a check then fails, the
 /// results of the later checks in its transaction stay unknown.
 pub(super) async fn run_checks(
     session: &Arc<dyn Session>,
     checks: &[Operation],
-    tries: RetryLimit,
+    tries: RetryBudget,
 ) -> Vec<CheckResult> {
     let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
     let mut results = CheckResults::new(checks.len(), longest.unwrap_or_default());
@@ -63,7 +63,7 @@ pub(super) async fn run_checks(
 
 /// Returns the indices of the checks that surely do not hold. A check whose result is unknown is left out.
 pub(crate) async fn find_failed_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
-    let known = run_checks(session, checks, RetryLimit::LOST_ANSWERS).await.into_iter().enumerate();
+    let known = run_checks(session, checks, RetryBudget::LOST_ANSWERS).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn exists_at_leader(
     path: impl Into<String>,
     version: Option<i32>,
 ) -> CheckResult {
-    run_checks(session, &[existence_check(path, version)], RetryLimit::LOST_ANSWERS).await.swap_remove(0)
+    run_checks(session, &[existence_check(path, version)], RetryBudget::LOST_ANSWERS).await.swap_remove(0)
 }
 
 /// Returns the path of the first of these nodes that exists, or `None` if none of them does. Repeats a request whose
@@ -81,7 +81,7 @@ pub(crate) async fn exists_at_leader(
 /// check is unknown.
 pub(crate) async fn first_existing(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| existence_check(path, None)).collect();
-    let known = run_checks(session, &checks, RetryLimit::ENDLESS).await;
+    let known = run_checks(session, &checks, RetryBudget::ENDLESS).await;
     match known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
         None => known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
@@ -104,7 +104,7 @@ impl CheckResults {
 
     /// Sends the checks that are still to be sent, and records their results. Returns `false` if there was nothing to
     /// send.
-    async fn send_unsent(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryLimit) -> bool {
+    async fn send_unsent(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &RetryBudget) -> bool {
         let parts = self.take_unsent();
         let answers = parts
             .iter()
@@ -163,14 +163,14 @@ fn with_jitter(pause: Duration, random: u64) -> Duration {
 
 /// Says when one waiter asks the leader again whether a node exists. Each pause is twice as long as the one before, up
 /// to [`PAUSE_MAX`].
-pub(crate) struct LeaderRecheck<'a> {
+pub(crate) struct LeaderRecheckTimer<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
 }
 
-impl<'a> LeaderRecheck<'a> {
-    pub(crate) fn new(session: &'a Arc<dyn Session>) -> LeaderRecheck<'a> {
-        LeaderRecheck { session, pause: session.timeout() }
+impl<'a> LeaderRecheckTimer<'a> {
+    pub(crate) fn new(session: &'a Arc<dyn Session>) -> LeaderRecheckTimer<'a> {
+        LeaderRecheckTimer { session, pause: session.timeout() }
     }
 
     /// Waits for the event of a watch (`true`), or until a check is due (`false`). Fails if the event is the end of the
@@ -305,7 +305,7 @@ fn single_check_holds(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 pub(crate) async fn await_retry_if_leader_has(
     session: &Arc<dyn Session>,
     path: &str,
-    tries: &mut RetryLimit,
+    tries: &mut RetryBudget,
 ) -> CheckResult {
     let connection = session.store().connection_number();
     match exists_at_leader(session, path, None).await {
@@ -316,9 +316,9 @@ pub(crate) async fn await_retry_if_leader_has(
 }
 
 /// Fails if the event is the end of the session.
-pub(crate) async fn fail_if_session_ended(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
+pub(crate) async fn fail_if_session_ended(session: &Arc<dyn Session>, event: WatchEvent) -> Result<(), Failure> {
     match event {
-        Event::Over => Err(Failure::Over(session.store().until_over().await)),
+        WatchEvent::Over => Err(Failure::Over(session.store().until_over().await)),
         _ => Ok(()),
     }
 }

@@ -16,11 +16,11 @@ use futures_util::future::join_all;
 
 use crate::queue::node_name::AcquisitionTag;
 use crate::session::contract::Session;
-use crate::session::leaving::{Deletion, NodeRemoval, RemovalAnswer, RemovalReport};
+use crate::session::leaving::{Deletion, NodeRemoval, RemovalReport, RemovalStepAnswer};
 use crate::session::listing::list_synced;
 use crate::session::node::Node;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{RetryLimit, repeat_within_limit, run_until, spawn_with_reply};
+use crate::session::retry::{RetryBudget, repeat_within_limit, run_until, spawn_with_reply};
 use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
@@ -74,7 +74,8 @@ pub(super) async fn remove_late_nodes(session: Arc<dyn Session>) {
 }
 
 async fn remove_late_nodes_in(session: &Arc<dyn Session>, directory: Arc<str>, owners: Vec<AcquisitionTag>) {
-    let Ok(names) = repeat_within_limit(session, RetryLimit::ENDLESS, || list_synced(session, &directory)).await else {
+    let Ok(names) = repeat_within_limit(session, RetryBudget::ENDLESS, || list_synced(session, &directory)).await
+    else {
         return;
     };
     let owner =
@@ -121,14 +122,14 @@ struct Remover {
 
 impl Remover {
     async fn carry_out(self, mut leaving: NodeRemoval, mut creating: Option<Reply<Created>>) -> Result<(), Failure> {
-        let (mut tries, store) = (RetryLimit::ENDLESS, Arc::clone(self.session.store()));
+        let (mut tries, store) = (RetryBudget::ENDLESS, Arc::clone(self.session.store()));
         loop {
             let answer = match &leaving {
                 NodeRemoval::Coming { .. } => match creating.take() {
-                    Some(reply) => RemovalAnswer::Created(reply.await.map(|created| created.path)),
-                    None => RemovalAnswer::Created(Err(Failure::NoNode)),
+                    Some(reply) => RemovalStepAnswer::Created(reply.await.map(|created| created.path)),
+                    None => RemovalStepAnswer::Created(Err(Failure::NoNode)),
                 },
-                NodeRemoval::Deleting(deletion) => RemovalAnswer::Deleted(self.delete(deletion).await),
+                NodeRemoval::Deleting(deletion) => RemovalStepAnswer::Deleted(self.delete(deletion).await),
                 NodeRemoval::Listing => {
                     let connection = store.connection_number();
                     let listed = list_synced(&self.session, &self.directory).await;
@@ -139,12 +140,12 @@ impl Remover {
                     // may have missed the node. The listing is then repeated.
                     let is_same = store.connection_number() == connection;
                     let lost = || Failure::Unknown("the connection broke after the answer".to_owned());
-                    RemovalAnswer::Listed(
+                    RemovalStepAnswer::Listed(
                         listed.and_then(|names| is_same.then(|| self.own_paths_among(&names)).ok_or_else(lost)),
                     )
                 }
-                NodeRemoval::Cut(_) => RemovalAnswer::Linked(tries.pause(&self.session).await),
-                NodeRemoval::Restarting => RemovalAnswer::Deleted(self.session.delete(&self.directory).await),
+                NodeRemoval::Cut(_) => RemovalStepAnswer::Linked(tries.pause(&self.session).await),
+                NodeRemoval::Restarting => RemovalStepAnswer::Deleted(self.session.delete(&self.directory).await),
                 NodeRemoval::Gone(outcome) => return outcome.clone(),
             };
             let report;

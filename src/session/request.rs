@@ -199,7 +199,7 @@ pub enum Outcome {
 
 /// The event of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum WatchEvent {
     /// The node's data was set. For a watch on children: a child was created or deleted.
     Changed,
     /// The node was deleted.
@@ -212,12 +212,12 @@ pub enum Event {
 }
 
 /// An armed one-shot watch, which is a future of its event. Dropping the future removes the watch.
-pub type Watch = Pin<Box<dyn Future<Output = Event> + Send>>;
+pub type Watch = Pin<Box<dyn Future<Output = WatchEvent> + Send>>;
 
 /// Why a session is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
-pub enum Ending {
+pub enum SessionEnd {
     /// The ensemble expired the session, or could not be reached for longer than the session timeout.
     #[error("the session expired")]
     Expired,
@@ -245,16 +245,16 @@ pub enum Ending {
     Forked,
 }
 
-impl Ending {
+impl SessionEnd {
     /// Returns the value of the label `cause` in the metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
-            Ending::Expired => "expired",
-            Ending::Closed => "closed",
-            Ending::AuthFailed => "auth-failed",
-            Ending::Replaced => "replaced",
-            Ending::Failed => "failed",
-            Ending::Forked => "forked",
+            SessionEnd::Expired => "expired",
+            SessionEnd::Closed => "closed",
+            SessionEnd::AuthFailed => "auth-failed",
+            SessionEnd::Replaced => "replaced",
+            SessionEnd::Failed => "failed",
+            SessionEnd::Forked => "forked",
         }
     }
 }
@@ -324,7 +324,7 @@ pub enum Failure {
     /// The session is over, and its ephemeral nodes are gone or will be. The request may or may not have been carried
     /// out.
     #[error("{0}")]
-    Over(Ending),
+    Over(SessionEnd),
     /// The request may or may not have been carried out.
     #[error("the outcome is unknown: {0}")]
     Unknown(String),
@@ -365,7 +365,7 @@ pub(crate) fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
 pub enum Loss {
     /// The session is over, and its nodes are deleted or will be.
     #[error("{0}")]
-    SessionOver(#[from] Ending),
+    SessionOver(#[from] SessionEnd),
     /// Too much time has passed since the ensemble certainly heard of the session. The ensemble may soon expire the
     /// session, and another contender may then be granted the lock.
     #[error("the lease on the session ran out before a quorum renewed it")]
@@ -450,7 +450,7 @@ mod tests {
         let suspect = |left| HoldState::Suspect { until: Instant::now() + Duration::from_millis(left) }.to_string();
         assert_eq!(suspect(0), "suspect: lost in 0s unless the connection comes back");
         assert!(suspect(3_600_050).starts_with("suspect: lost in "), "{}", suspect(3_600_050));
-        let lost = HoldState::Lost { why: Loss::SessionOver(Ending::Expired) };
+        let lost = HoldState::Lost { why: Loss::SessionOver(SessionEnd::Expired) };
         assert_eq!(lost.to_string(), "lost: the session expired");
     }
 }

@@ -13,26 +13,26 @@ use crate::session::request::{Failure, Reply, Stat, Task, Watch};
 
 /// How often a request was repeated, and how often it may be repeated.
 #[derive(Clone)]
-pub(crate) struct RetryLimit {
+pub(crate) struct RetryBudget {
     made: u32,
     most: u32,
 }
 
-impl RetryLimit {
+impl RetryBudget {
     /// The limit for a request whose answers are lost. There is a limit because a broken server could lose every
     /// answer. Beyond the limit the caller gets [`Failure::Unknown`].
-    pub(crate) const LOST_ANSWERS: RetryLimit = RetryLimit { made: 0, most: 64 };
+    pub(crate) const LOST_ANSWERS: RetryBudget = RetryBudget { made: 0, most: 64 };
     /// The limit for a request to which a server answers that the node does not exist, although the leader has the
     /// node.
-    pub(crate) const DENIALS: RetryLimit = RetryLimit { made: 0, most: 3 };
+    pub(crate) const DENIALS: RetryBudget = RetryBudget { made: 0, most: 3 };
     /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes or the
     /// session is over. A client that cannot reach the ensemble ends the session itself after about 1.5 session
     /// timeouts. So a release, which waits for this work, also ends.
-    pub(crate) const ENDLESS: RetryLimit = RetryLimit { made: 0, most: u32::MAX };
+    pub(crate) const ENDLESS: RetryBudget = RetryBudget { made: 0, most: u32::MAX };
 
     /// The limit for a request that is sent once.
-    pub(crate) const fn once() -> RetryLimit {
-        RetryLimit { made: 0, most: 0 }
+    pub(crate) const fn once() -> RetryBudget {
+        RetryBudget { made: 0, most: 0 }
     }
 
     pub(crate) fn count_try(&mut self) {
@@ -65,7 +65,7 @@ impl RetryLimit {
     }
 }
 
-/// Sends the request, and repeats it while its outcome is unknown, up to the limit [`RetryLimit::LOST_ANSWERS`].
+/// Sends the request, and repeats it while its outcome is unknown, up to the limit [`RetryBudget::LOST_ANSWERS`].
 pub(crate) async fn repeat_until_known<T, F>(
     session: &Arc<dyn Session>,
     request: impl FnMut() -> F,
@@ -73,13 +73,13 @@ pub(crate) async fn repeat_until_known<T, F>(
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeat_within_limit(session, RetryLimit::LOST_ANSWERS, request).await
+    repeat_within_limit(session, RetryBudget::LOST_ANSWERS, request).await
 }
 
 /// Sends the request, and repeats it while its outcome is unknown, up to the limit `tries`.
 pub(crate) async fn repeat_within_limit<T, F>(
     session: &Arc<dyn Session>,
-    mut tries: RetryLimit,
+    mut tries: RetryBudget,
     mut request: impl FnMut() -> F,
 ) -> Result<T, Failure>
 where

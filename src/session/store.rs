@@ -12,7 +12,7 @@ use crate::queue::mode::Mode;
 use crate::queue::node_name::AcquisitionTag;
 use crate::session::lease::{Lease, Moment};
 use crate::session::node::{Node, UnwatchedNodes};
-use crate::session::request::{Created, Ending, Failure, Listing};
+use crate::session::request::{Created, Failure, Listing, SessionEnd};
 use crate::sync::atomic::{AtomicI64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify, watch};
 use crate::telemetry::debug::debug;
@@ -188,7 +188,7 @@ impl SessionStore {
 
     /// Records the end of the session, unless an earlier end is recorded. Every node that waits or is held, and is not
     /// lost yet, is then lost.
-    pub fn record_end_and_report(&self, why: Ending) {
+    pub fn record_end_and_report(&self, why: SessionEnd) {
         self.record_end(why);
         // The end of the session is recorded as the loss of each node now, before an event can report the deletion of
         // the node as its loss.
@@ -201,23 +201,23 @@ impl SessionStore {
     /// Records the end of the session, but reports no loss yet, because reporting a loss calls wakers. A backend calls
     /// this method while it holds a mutex of its own, and [`SessionStore::record_end_and_report`] after it has released
     /// the mutex.
-    pub(crate) fn record_end(&self, why: Ending) {
+    pub(crate) fn record_end(&self, why: SessionEnd) {
         let lost = self.lease.disconnected_since();
         if self.lease.record_end(why) {
             meter::increment_counter(names::SESSIONS_ENDED, None, &[("cause", why.label())]);
-            lost.filter(|_| why != Ending::Closed)
+            lost.filter(|_| why != SessionEnd::Closed)
                 .iter()
                 .for_each(|lost| meter::record_connection_break(lost.elapsed()));
         }
     }
 
     /// Waits until the session is connected. Fails when the session is over.
-    pub fn until_connected(&self) -> BoxFuture<'_, Result<(), Ending>> {
+    pub fn until_connected(&self) -> BoxFuture<'_, Result<(), SessionEnd>> {
         Box::pin(self.until(|lease| lease.ending().map(Err).or_else(|| lease.is_connected().then_some(Ok(())))))
     }
 
     /// Waits until the session is over, and returns the reason.
-    pub fn until_over(&self) -> BoxFuture<'_, Ending> {
+    pub fn until_over(&self) -> BoxFuture<'_, SessionEnd> {
         Box::pin(self.until(Lease::ending))
     }
 

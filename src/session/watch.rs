@@ -10,7 +10,7 @@ use crate::session::contract::Session;
 use crate::session::node::Node;
 use crate::session::presence;
 use crate::session::request::{Failure, Reply, Watch};
-use crate::session::retry::{RetryLimit, repeat_within_limit};
+use crate::session::retry::{RetryBudget, repeat_within_limit};
 use crate::telemetry::log::emit;
 
 /// The most requests for a watch that one call of [`watch_own_nodes`] has under way at a time.
@@ -63,7 +63,7 @@ async fn await_watch(
 pub(super) async fn watch_own_nodes(session: Arc<dyn Session>, unwatched: Vec<Arc<Node>>) {
     let arm = async |node: Arc<Node>| {
         let request = || OptionFuture::from(node.request_watch(&session)).map(|stored| stored.unwrap_or(Ok(())));
-        match repeat_within_limit(&session, RetryLimit::ENDLESS, request).await {
+        match repeat_within_limit(&session, RetryBudget::ENDLESS, request).await {
             Ok(()) | Err(Failure::Over(_)) => {}
             Err(failure) => log_cannot_watch(&node, &failure),
         }

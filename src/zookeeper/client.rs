@@ -12,7 +12,7 @@ use futures_util::future::{OptionFuture, join_all};
 use crate::error::error::Error;
 use crate::queue::quoted::quoted;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
-use crate::session::request::{Ending, Failure};
+use crate::session::request::{Failure, SessionEnd};
 use crate::session::retry::run_until;
 use crate::session::thread::{BackgroundThread, is_in_forked_process, panic_message, sleep};
 use crate::sync::{Mutex, watch};
@@ -158,7 +158,7 @@ impl ZooKeeperBuilder {
         let servers = ConnectString::parse(servers.as_ref())?;
         self.check_encryption(&servers)?;
         if is_in_forked_process() {
-            return Err(Error::Closed(Ending::Forked));
+            return Err(Error::Closed(SessionEnd::Forked));
         }
         let background = BackgroundThread::get_or_start().map_err(|error| Error::Refused {
             operation: "start the thread for",
@@ -206,13 +206,13 @@ impl Coordinator for ZooKeeper {
     }
 
     async fn close(&self) {
-        if self.ensemble.why_closed() == Some(Ending::Forked) {
+        if self.ensemble.why_closed() == Some(SessionEnd::Forked) {
             return;
         }
         self.ensemble.closed.send_replace(true);
         let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
-            session.connections.end_session(Ending::Closed);
+            session.connections.end_session(SessionEnd::Closed);
         }
         let confirmed = sessions.iter().map(|session| async move {
             let mut follower = session.follower.clone();
@@ -289,9 +289,9 @@ impl Drop for ClientSessions {
 impl ClientSessions {
     /// Returns why no session may be used: the client was closed, or this process is a forked child, whose sessions
     /// belong to its parent. `None` if sessions may be used.
-    fn why_closed(&self) -> Option<Ending> {
-        let closed = || self.closed.borrow().then_some(Ending::Closed);
-        if is_in_forked_process() { Some(Ending::Forked) } else { closed() }
+    fn why_closed(&self) -> Option<SessionEnd> {
+        let closed = || self.closed.borrow().then_some(SessionEnd::Closed);
+        if is_in_forked_process() { Some(SessionEnd::Forked) } else { closed() }
     }
 
     /// Reserves `own_bytes` for paths of nodes on the oldest live session that has so many bytes free, and marks that
@@ -365,7 +365,7 @@ impl ClientSessions {
         self.background.spawn(async move {
             let connected = tokio::select! {
                 biased;
-                () = closed => Err(Failure::Over(Ending::Closed)),
+                () = closed => Err(Failure::Over(SessionEnd::Closed)),
                 connected = connecting => connected,
             };
             let Some(ensemble) = ensemble.upgrade() else { return };
@@ -417,8 +417,8 @@ impl ClientSessions {
         let mut sessions = self.sessions.lock();
         if *self.closed.borrow() {
             drop(sessions);
-            session.connections.end_session(Ending::Closed);
-            return Err(Failure::Over(Ending::Closed));
+            session.connections.end_session(SessionEnd::Closed);
+            return Err(Failure::Over(SessionEnd::Closed));
         }
         sessions.push(session);
         self.outage.record_end();

@@ -7,8 +7,8 @@ use zookeeper_client as zk;
 
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
-use crate::session::request::{Ending, Failure};
-use crate::session::retry::{self, RetryLimit};
+use crate::session::request::{Failure, SessionEnd};
+use crate::session::retry::{self, RetryBudget};
 use crate::session::thread::{BackgroundThread, sleep};
 use crate::sync::random;
 use crate::telemetry::log::emit;
@@ -39,7 +39,7 @@ impl NewSessionSchedule {
     /// Returns when a new session may replace the session of this lease. Returns `None` unless that session has expired
     /// or was replaced. It was replaced if a server gave the client another session on a reconnect.
     pub(super) fn after_loss(lease: &Lease) -> Option<NewSessionSchedule> {
-        let is_lost = matches!(lease.ending(), Some(Ending::Expired | Ending::Replaced));
+        let is_lost = matches!(lease.ending(), Some(SessionEnd::Expired | SessionEnd::Replaced));
         let (answered, ended) = lease.last_answered_sent_at_and_end().filter(|_| is_lost)?;
         let due = ended + new_session_jitter(ended.saturating_sub(answered), lease.timeout(), random());
         Some(NewSessionSchedule { answered, due })
@@ -165,10 +165,10 @@ pub(super) async fn new_session(
     if !options.makes_root_at_once {
         return Ok(session);
     }
-    let root_made = retry::repeat_within_limit(&shared, RetryLimit::ENDLESS, || shared.make_root());
+    let root_made = retry::repeat_within_limit(&shared, RetryBudget::ENDLESS, || shared.make_root());
     match retry::run_until(sleep(bound), root_made).await.unwrap_or_else(|| Err(late())) {
         // The failure is mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
-        Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
+        Err(Failure::Over(SessionEnd::Expired | SessionEnd::Replaced | SessionEnd::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }
         made => made.map(|()| session),
@@ -208,16 +208,16 @@ mod tests {
             store.record_end_and_report(why);
             NewSessionSchedule::after_loss(store.lease())
         };
-        for why in [Ending::Closed, Ending::AuthFailed] {
+        for why in [SessionEnd::Closed, SessionEnd::AuthFailed] {
             assert!(over(why).is_none(), "{why}");
         }
-        for why in [Ending::Expired, Ending::Replaced] {
+        for why in [SessionEnd::Expired, SessionEnd::Replaced] {
             let NewSessionSchedule { answered, due } = over(why).unwrap();
             assert_eq!(answered, second);
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
         assert!(NewSessionSchedule::after_loss(&Lease::new(second)).is_none(), "the session is not over");
-        let due: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
+        let due: BTreeSet<_> = (0..20).filter_map(|_| over(SessionEnd::Expired)).map(|it| it.due).collect();
         assert!(due.len() > 1, "all clients come back at the same moment");
     }
 

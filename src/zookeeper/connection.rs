@@ -131,7 +131,7 @@ pub enum AttemptFailure {
 pub struct Attempts {
     session_timeout: Duration,
     limit: Duration,
-    known: Vec<KnownAddress>,
+    known: Vec<AddressHistory>,
     /// The number of the present round.
     round: u64,
     /// The number of attempts since a connection was ready, or since the client paused between two rounds. An attempt
@@ -150,7 +150,7 @@ pub struct Attempts {
 }
 
 #[derive(Clone, Debug, Default)]
-struct KnownAddress {
+struct AddressHistory {
     target: ConnectTarget,
     limit: Duration,
     is_silent: bool,
@@ -191,7 +191,13 @@ impl Attempts {
                 Some(known) => known.is_fresh = true,
                 None => {
                     let (limit, place) = (self.limit, random());
-                    self.known.push(KnownAddress { target, limit, is_fresh: true, place, ..KnownAddress::default() });
+                    self.known.push(AddressHistory {
+                        target,
+                        limit,
+                        is_fresh: true,
+                        place,
+                        ..AddressHistory::default()
+                    });
                 }
             }
         }
@@ -254,7 +260,7 @@ impl Attempts {
         key(a).cmp(&key(b))
     }
 
-    fn find_address(&mut self, target: ConnectTarget) -> Option<&mut KnownAddress> {
+    fn find_address(&mut self, target: ConnectTarget) -> Option<&mut AddressHistory> {
         self.known.iter_mut().find(|it| it.target == target)
     }
 

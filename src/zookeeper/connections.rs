@@ -23,7 +23,7 @@ use zookeeper_client as zk;
 
 use crate::session::contract;
 use crate::session::lease::{Moment, since_boot};
-use crate::session::request::{self, Ending, Failure, Operation, is_from_quorum};
+use crate::session::request::{self, Failure, Operation, SessionEnd, is_from_quorum};
 use crate::session::retry::{self, run_until};
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, sleep};
@@ -324,8 +324,8 @@ impl SessionConnections {
             let resumed = tokio::select! {
                 biased;
                 resumed = self.resume_session(&mut finder) => resumed,
-                () = self.until_closed_for_long() => Err(Ending::Closed),
-                () = self.until_presumed_expired() => Err(Ending::Expired),
+                () = self.until_closed_for_long() => Err(SessionEnd::Closed),
+                () = self.until_presumed_expired() => Err(SessionEnd::Expired),
             };
             match resumed {
                 Ok(next) => served = next,
@@ -347,12 +347,12 @@ impl SessionConnections {
 
     /// Records that the session is over, and drops the pipeline's clone of the crate's client. When the last clone is
     /// dropped, the crate requests the server to end the session.
-    pub(super) fn end_session(&self, why: Ending) {
+    pub(super) fn end_session(&self, why: SessionEnd) {
         // The end is recorded first. So the guards of this session are lost before the server can give their locks to
         // other contenders.
         self.store.record_end_and_report(why);
         // Only ClickHouse Keeper answers a reconnect with another session. So the servers must be ClickHouse Keeper.
-        if why == Ending::Replaced {
+        if why == SessionEnd::Replaced {
             self.features.keeper.mark_as_clickhouse();
         }
         self.pipeline.close();
@@ -364,8 +364,8 @@ impl SessionConnections {
     /// other contenders may hold this session's locks.
     pub(super) fn end_after_ensemble_restore(&self) -> Failure {
         emit!(ERROR, session = self.hex_session_id(), "the ensemble has gone back to an earlier state");
-        self.end_session(Ending::Expired);
-        Failure::Over(Ending::Expired)
+        self.end_session(SessionEnd::Expired);
+        Failure::Over(SessionEnd::Expired)
     }
 
     /// Returns a future that runs `task`, without which the session cannot go on. If the task panics, the session ends,
@@ -379,7 +379,7 @@ impl SessionConnections {
             let this = this.upgrade().filter(|it| it.store.lease().ending().is_none() && !it.pipeline.is_closed());
             if let Some(it) = this {
                 emit!(ERROR, session = it.hex_session_id(), "a task of a session has panicked, which ends the session");
-                it.end_session(Ending::Failed);
+                it.end_session(SessionEnd::Failed);
             }
         })
     }
@@ -436,7 +436,7 @@ impl SessionConnections {
 
     /// Records that the connection is lost. Called before any request or watch of the lost connection fails.
     fn mark_disconnected(&self) {
-        let client = self.pipeline.take_client();
+        let client = self.pipeline.pause_and_take_client();
         self.watches.disarm_all();
         *self.server.lock() = None;
         self.store.set_connected(false);
@@ -486,7 +486,7 @@ impl SessionConnections {
             return None;
         }
         // From here on, requests wait for the next connection.
-        let client = self.pipeline.take_client();
+        let client = self.pipeline.pause_and_take_client();
         served.unready = served.unready.take().or(client);
         let writes = async {
             while served.record.has_open_writes() {
@@ -506,7 +506,7 @@ impl SessionConnections {
 
     /// Tries one address after another until a connection has resumed the session. Fails if the session is over, or if
     /// a server refuses the credentials.
-    async fn resume_session(self: &Arc<Self>, finder: &mut ConnectDriver) -> Result<ServedConnection, Ending> {
+    async fn resume_session(self: &Arc<Self>, finder: &mut ConnectDriver) -> Result<ServedConnection, SessionEnd> {
         finder.begin_all_lookups();
         loop {
             let (target, limit, handshake, opened) =
@@ -514,12 +514,12 @@ impl SessionConnections {
             let why = match opened {
                 None => AttemptFailure::Silent,
                 Some(Err(zk::Error::AuthFailed)) if finder.attempts.is_address_fresh(target) => {
-                    return Err(Ending::AuthFailed);
+                    return Err(SessionEnd::AuthFailed);
                 }
                 // Here and above, a server is believed only if its address is fresh. An address of an earlier look-up
                 // may belong to another ensemble by now.
                 Some(Err(zk::Error::SessionExpired)) if finder.attempts.is_address_fresh(target) => {
-                    return Err(Ending::Expired);
+                    return Err(SessionEnd::Expired);
                 }
                 Some(Err(_)) => AttemptFailure::Refused,
                 Some(Ok(connection)) => {
@@ -560,7 +560,7 @@ impl SessionConnections {
     ) -> Result<bool, ConnectionEnd> {
         let Some(client) = &served.unready else { return Err(ConnectionEnd::Lost) };
         if client.session_id().0 != self.session.id().0 {
-            return Err(ConnectionEnd::Over(Ending::Replaced));
+            return Err(ConnectionEnd::Over(SessionEnd::Replaced));
         }
         // If the granted timeout is shorter than the lease assumes, the session could end while this client still counts
         // as a holder.
@@ -572,7 +572,7 @@ impl SessionConnections {
                 ?timeout,
                 "a server grants a shorter session timeout than another did"
             );
-            return Err(ConnectionEnd::Over(Ending::Expired));
+            return Err(ConnectionEnd::Over(SessionEnd::Expired));
         }
         self.store.record_resume(handshake);
         // The connection of an idle session is not checked with a transaction. So many idle clients that reconnect at
@@ -591,7 +591,7 @@ impl SessionConnections {
     /// than seven fifths of the session timeout.
     async fn make_ready(&self, served: &ServedConnection) -> Result<(), ConnectionEnd> {
         if self.pipeline.is_closed() {
-            return Err(ConnectionEnd::Over(Ending::Closed));
+            return Err(ConnectionEnd::Over(SessionEnd::Closed));
         }
         let Some(client) = &served.unready else { return Err(ConnectionEnd::Lost) };
         let mut is_checked = false;
@@ -612,7 +612,7 @@ impl SessionConnections {
                 session = self.hex_session_id(),
                 "the watches of the session cannot be armed again, which ends the session"
             );
-            return Err(ConnectionEnd::Over(Ending::Expired));
+            return Err(ConnectionEnd::Over(SessionEnd::Expired));
         }
         ready
     }
@@ -707,7 +707,7 @@ impl SessionConnections {
             match commit(client, &operations, &self.rights.acl, &self.whom).await {
                 Ok((_, zxid)) if zxid <= newest => {
                     self.end_after_ensemble_restore();
-                    return Err(ConnectionEnd::Over(Ending::Expired));
+                    return Err(ConnectionEnd::Over(SessionEnd::Expired));
                 }
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode && directory != "/" => {
                     directory = request::parent_path(directory);

@@ -12,7 +12,7 @@ use std::task::Poll;
 use spawns_core::{Spawn, Task};
 use zookeeper_client as zk;
 
-use crate::session::request::Ending;
+use crate::session::request::SessionEnd;
 use crate::sync::Mutex;
 use crate::telemetry::user_thread::catch_panic;
 
@@ -37,10 +37,10 @@ pub(super) enum ConnectionEnd {
     /// The server was silent for too long.
     #[error("the server did not answer")]
     Silent,
-    /// The session is over. If [`OpenedConnection::serve`] reports [`Ending::Closed`], the server has confirmed the
+    /// The session is over. If [`OpenedConnection::serve`] reports [`SessionEnd::Closed`], the server has confirmed the
     /// close of the session.
     #[error("{0}")]
-    Over(Ending),
+    Over(SessionEnd),
 }
 
 /// Receives the task that the client crate spawns, and does not run the task.
@@ -91,9 +91,9 @@ impl OpenedConnection {
             let why = match (polled, states.peek_state()) {
                 (Err(_), _) => ConnectionEnd::Panicked,
                 (Ok(Poll::Pending), zk::SessionState::SyncConnected) => return Poll::Pending,
-                (_, zk::SessionState::AuthFailed) => ConnectionEnd::Over(Ending::AuthFailed),
-                (_, zk::SessionState::Expired) => ConnectionEnd::Over(Ending::Expired),
-                (_, zk::SessionState::Closed) => ConnectionEnd::Over(Ending::Closed),
+                (_, zk::SessionState::AuthFailed) => ConnectionEnd::Over(SessionEnd::AuthFailed),
+                (_, zk::SessionState::Expired) => ConnectionEnd::Over(SessionEnd::Expired),
+                (_, zk::SessionState::Closed) => ConnectionEnd::Over(SessionEnd::Closed),
                 _ => ConnectionEnd::Lost,
             };
             // `end` runs before the crate's task is dropped, and so before the requests under way fail.

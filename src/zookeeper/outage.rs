@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::session::request::{Ending, Failure};
+use crate::session::request::{Failure, SessionEnd};
 use crate::session::thread::BackgroundThread;
 use crate::sync::Mutex;
 use crate::zookeeper::connect::NewSessionSchedule;
@@ -42,9 +42,9 @@ struct LastFailure {
 
 impl Outage {
     /// Records that the last session lost its connection at `lost`, and is over for the reason `ending`.
-    pub(super) fn record_start(&self, lost: Instant, reconnect: Option<NewSessionSchedule>, ending: Ending) {
+    pub(super) fn record_start(&self, lost: Instant, reconnect: Option<NewSessionSchedule>, ending: SessionEnd) {
         self.0.lock().lost = Some((lost, reconnect));
-        self.record_message(ending.to_string(), ending == Ending::AuthFailed);
+        self.record_message(ending.to_string(), ending == SessionEnd::AuthFailed);
     }
 
     /// Records that a new session has begun.
@@ -138,7 +138,7 @@ mod tests {
         );
         assert_eq!(message_after(Failure::Refused("it is full".to_owned())), "it is full");
         assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "it is full");
-        assert_eq!(message_after(Failure::Over(Ending::AuthFailed)), Ending::AuthFailed.to_string());
+        assert_eq!(message_after(Failure::Over(SessionEnd::AuthFailed)), SessionEnd::AuthFailed.to_string());
     }
 
     #[test]
@@ -168,14 +168,14 @@ mod tests {
     fn an_outage_lasts_from_disconnect_to_the_next_session() {
         let (outage, lost) = (Outage::default(), Instant::now());
         assert_eq!(outage.lost_at(), None);
-        outage.record_start(lost, None, Ending::Expired);
+        outage.record_start(lost, None, SessionEnd::Expired);
         assert_eq!(outage.lost_at(), Some(lost));
-        assert_eq!(outage.message_since(lost), Some(Ending::Expired.to_string()));
+        assert_eq!(outage.message_since(lost), Some(SessionEnd::Expired.to_string()));
         outage.record_failure(&Failure::Unreachable("no answer".to_owned()));
         assert_eq!(outage.message_since(lost).as_deref(), Some("no answer"), "an expiry is not a reason");
-        outage.record_start(lost, None, Ending::AuthFailed);
+        outage.record_start(lost, None, SessionEnd::AuthFailed);
         outage.record_failure(&Failure::Unreachable("no answer".to_owned()));
-        assert_eq!(outage.message_since(lost), Some(Ending::AuthFailed.to_string()), "a refused login is a reason");
+        assert_eq!(outage.message_since(lost), Some(SessionEnd::AuthFailed.to_string()), "a refused login is a reason");
         outage.record_end();
         assert_eq!(outage.lost_at(), None);
     }

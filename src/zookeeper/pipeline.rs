@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
 use crate::session::lease::Moment;
-use crate::session::request::{Ending, Failure, Reply, is_from_quorum};
+use crate::session::request::{Failure, Reply, SessionEnd, is_from_quorum};
 use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_in_forked_process, sleep};
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -118,7 +118,7 @@ impl RequestPipeline {
     }
 
     fn session_over_failure(&self) -> Failure {
-        Failure::Over(self.store.lease().ending().unwrap_or(Ending::Closed))
+        Failure::Over(self.store.lease().ending().unwrap_or(SessionEnd::Closed))
     }
 
     /// Sends all requests on this connection from now on. The requests that have waited are sent first. Does nothing if
@@ -137,7 +137,7 @@ impl RequestPipeline {
 
     /// Lets all requests wait from now on. Returns the client of the ready connection, if there was one. Unless that
     /// connection is lost, the caller must keep the client: dropping its last clone would close the session.
-    pub(super) fn take_client(&self) -> Option<Arc<zk::Client>> {
+    pub(super) fn pause_and_take_client(&self) -> Option<Arc<zk::Client>> {
         self.state.lock().connection.take().map(|(client, _)| client)
     }
 
@@ -181,7 +181,7 @@ impl RequestPipeline {
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
         if is_in_forked_process() {
-            return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
+            return Box::pin(ready(Err(Failure::Over(SessionEnd::Forked))));
         }
         let (reply, received) = oneshot::channel();
         let mut state = self.state.lock();

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zookeeper_client as zk;
 
 use crate::queue::metadata::LAST_WRITTEN;
-use crate::session::request::{DeniedRight, Ending, Failure, Kind, NodeContents, Operation, Outcome, Stat};
+use crate::session::request::{DeniedRight, Failure, Kind, NodeContents, Operation, Outcome, SessionEnd, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn create_mode(kind: Kind) -> zk::CreateMode {
@@ -100,9 +100,9 @@ pub(super) fn translate_error(error: zk::Error, (right, node): (&'static str, &s
             Failure::NoAuth(Box::new(DeniedRight { right, node: node.to_owned(), whom: whom.to_owned() }))
         }
         zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
-        zk::Error::SessionExpired => Failure::Over(Ending::Expired),
-        zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        zk::Error::ClientClosed => Failure::Over(Ending::Closed),
+        zk::Error::SessionExpired => Failure::Over(SessionEnd::Expired),
+        zk::Error::AuthFailed => Failure::Over(SessionEnd::AuthFailed),
+        zk::Error::ClientClosed => Failure::Over(SessionEnd::Closed),
         zk::Error::InvalidAcl => Failure::InvalidAcl,
         zk::Error::NoHosts
         | zk::Error::BadArguments(_)
@@ -143,7 +143,7 @@ pub(super) fn time_from_millis(milliseconds: i64) -> SystemTime {
 pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
-        zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
+        zk::Error::AuthFailed => Failure::Over(SessionEnd::AuthFailed),
         // While the client crate connects, it reports network errors as timeouts. So `Custom` here is an error about
         // certificates. No request was sent yet.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
@@ -193,9 +193,9 @@ mod tests {
             (BadVersion, Failure::BadVersion),
             (NoChildrenForEphemerals, Failure::ParentIsEphemeral),
             (InvalidAcl, Failure::InvalidAcl),
-            (SessionExpired, Failure::Over(Ending::Expired)),
-            (AuthFailed, Failure::Over(Ending::AuthFailed)),
-            (ClientClosed, Failure::Over(Ending::Closed)),
+            (SessionExpired, Failure::Over(SessionEnd::Expired)),
+            (AuthFailed, Failure::Over(SessionEnd::AuthFailed)),
+            (ClientClosed, Failure::Over(SessionEnd::Closed)),
         ] {
             assert_eq!(failure(error), expected);
         }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn refused_and_unreachable_are_distinguished() {
-        assert_eq!(connect_failure(zk::Error::AuthFailed, "a:1"), Failure::Over(Ending::AuthFailed));
+        assert_eq!(connect_failure(zk::Error::AuthFailed, "a:1"), Failure::Over(SessionEnd::AuthFailed));
         let refused = connect_failure(zk::Error::BadArguments(&"no servers"), "a:1");
         assert_eq!(refused, Failure::Refused("no servers".to_owned()));
         let away = connect_failure(zk::Error::NoHosts, "a:1");

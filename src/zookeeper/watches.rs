@@ -6,8 +6,8 @@
 //! ([`Watches::deliver_events`]). So an event reaches its waiters before any answer that the server sent later. Once
 //! their connection is lost, the watchers are dropped ([`Watches::disarm_all`]), because a poll would panic.
 //!
-//! The read after a reconnect never causes the event [`Event::Changed`]. Waiters take that event for the release of the
-//! lock, but a changed stat does not prove a release.
+//! The read after a reconnect never causes the event [`WatchEvent::Changed`]. Waiters take that event for the release
+//! of the lock, but a changed stat does not prove a release.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
-use crate::session::request::{Event, Failure, Watch};
+use crate::session::request::{Failure, Watch, WatchEvent};
 use crate::sync::{HashMap, Mutex};
 use crate::telemetry::user_thread::catch_panic;
 
@@ -70,7 +70,7 @@ struct WatchSlot {
 
 struct WatchWaiter {
     seen: SeenZxids,
-    event: oneshot::Sender<Event>,
+    event: oneshot::Sender<WatchEvent>,
 }
 
 struct FiredKeyWaker(WatchKey, Arc<Mutex<Vec<WatchKey>>>);
@@ -83,7 +83,7 @@ impl Wake for FiredKeyWaker {
 
 /// Removed slots, and the events of their waiters. The slots are dropped only after [`WatchSlots`] is unlocked, because
 /// the drop of a waiter wakes the task that waits for the event, and the waker of that task may lock the watches.
-type OutgoingEvents = Vec<(WatchSlot, Event)>;
+type OutgoingEvents = Vec<(WatchSlot, WatchEvent)>;
 
 fn send_events(outgoing: OutgoingEvents) {
     for (slot, event) in outgoing {
@@ -97,7 +97,7 @@ fn send_events(outgoing: OutgoingEvents) {
 
 impl WatchSlots {
     /// Removes a slot, and adds it to `to` with the event for its waiters.
-    fn remove_with_event(&mut self, key: &WatchKey, event: Event, to: &mut OutgoingEvents) {
+    fn remove_with_event(&mut self, key: &WatchKey, event: WatchEvent, to: &mut OutgoingEvents) {
         to.extend(self.by_key.remove(key).map(|slot| (slot, event)));
     }
 
@@ -116,11 +116,11 @@ impl WatchSlots {
 }
 
 /// Returns the event that the waiters get, or `None` if the crate's event is about the session and not about the node.
-fn event_for_waiters(event: zk::EventType) -> Option<Event> {
+fn event_for_waiters(event: zk::EventType) -> Option<WatchEvent> {
     match event {
-        zk::EventType::NodeDeleted => Some(Event::Deleted),
+        zk::EventType::NodeDeleted => Some(WatchEvent::Deleted),
         zk::EventType::Session => None,
-        _ => Some(Event::Changed),
+        _ => Some(WatchEvent::Changed),
     }
 }
 
@@ -156,7 +156,7 @@ impl Watches {
         }
         send_events(outgoing);
         let mut armed = WatchReceiver { watches: Arc::clone(self), key, event };
-        Box::pin(async move { (&mut armed.event).await.unwrap_or(Event::Over) })
+        Box::pin(async move { (&mut armed.event).await.unwrap_or(WatchEvent::Over) })
     }
 
     /// Delivers the events that have come since the last call.
@@ -183,10 +183,10 @@ impl Watches {
         drop(watchers);
     }
 
-    /// Ends all watches, because the session is over. Each gets the event [`Event::Over`].
+    /// Ends all watches, because the session is over. Each gets the event [`WatchEvent::Over`].
     pub(super) fn end_all(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
-        send_events(slots.by_key.into_values().map(|slot| (slot, Event::Over)).collect());
+        send_events(slots.by_key.into_values().map(|slot| (slot, WatchEvent::Over)).collect());
     }
 
     pub(super) fn keys(&self) -> Vec<WatchKey> {
@@ -198,9 +198,9 @@ impl Watches {
     }
 
     /// Records the answer to the read that arms a slot again: the stat of the node, if the node exists, and the crate's
-    /// watcher. Sends [`Event::LookAgain`] to each waiter that has seen another state of the node. If the node is gone,
-    /// sends [`Event::Deleted`] to all waiters. If the server refused the read, sends [`Event::LookAgain`] to all.
-    /// Fails if the outcome of the read is unknown, or the session is over.
+    /// watcher. Sends [`WatchEvent::LookAgain`] to each waiter that has seen another state of the node. If the node is
+    /// gone, sends [`WatchEvent::Deleted`] to all waiters. If the server refused the read, sends
+    /// [`WatchEvent::LookAgain`] to all. Fails if the outcome of the read is unknown, or the session is over.
     pub(super) fn record_rearm_answer(
         &self,
         key: &WatchKey,
@@ -213,7 +213,7 @@ impl Watches {
                 if let Some(slot) = slots.by_key.get_mut(key) {
                     let now = SeenZxids::new(key.1, &stat);
                     let waiters = slot.waiters.extract_if(.., |waiter| waiter.seen != now).collect();
-                    outgoing.push((WatchSlot { waiters, watcher: None }, Event::LookAgain));
+                    outgoing.push((WatchSlot { waiters, watcher: None }, WatchEvent::LookAgain));
                     if slot.waiters.is_empty() {
                         slots.by_key.remove(key);
                     } else {
@@ -224,9 +224,9 @@ impl Watches {
             }
             // The read has set a watch on the missing node. Here its watcher is dropped, and the crate then removes the
             // watch.
-            Ok((None, _)) | Err(Failure::NoNode) => slots.remove_with_event(key, Event::Deleted, &mut outgoing),
+            Ok((None, _)) | Err(Failure::NoNode) => slots.remove_with_event(key, WatchEvent::Deleted, &mut outgoing),
             Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-            Err(_) => slots.remove_with_event(key, Event::LookAgain, &mut outgoing),
+            Err(_) => slots.remove_with_event(key, WatchEvent::LookAgain, &mut outgoing),
         }
         drop(slots);
         send_events(outgoing);
@@ -238,7 +238,7 @@ impl Watches {
 struct WatchReceiver {
     watches: Arc<Watches>,
     key: WatchKey,
-    event: oneshot::Receiver<Event>,
+    event: oneshot::Receiver<WatchEvent>,
 }
 
 impl Drop for WatchReceiver {
@@ -272,7 +272,7 @@ mod tests {
     };
 
     /// Returns the event that a watch gets from the answer to the read that arms it again.
-    fn event_after_rearm(kind: WatchKind, answer: Result<Option<zk::Stat>, Failure>) -> Option<Event> {
+    fn event_after_rearm(kind: WatchKind, answer: Result<Option<zk::Stat>, Failure>) -> Option<WatchEvent> {
         let watches = Watches::default();
         let (sender, mut event) = oneshot::channel();
         let waiters = vec![WatchWaiter { seen: SeenZxids::new(kind, &ARMED), event: sender }];
@@ -289,10 +289,13 @@ mod tests {
         let made_anew = zk::Stat { czxid: 8, ..ARMED };
         for kind in [WatchKind::Data, WatchKind::Children] {
             for stat in [newer, older, made_anew] {
-                assert_eq!(event_after_rearm(kind, Ok(Some(stat))), Some(Event::LookAgain), "{stat:?}");
+                assert_eq!(event_after_rearm(kind, Ok(Some(stat))), Some(WatchEvent::LookAgain), "{stat:?}");
             }
-            assert_eq!(event_after_rearm(kind, Err(Failure::Refused("no quota".to_owned()))), Some(Event::LookAgain));
-            assert_eq!(event_after_rearm(kind, Ok(None)), Some(Event::Deleted));
+            assert_eq!(
+                event_after_rearm(kind, Err(Failure::Refused("no quota".to_owned()))),
+                Some(WatchEvent::LookAgain)
+            );
+            assert_eq!(event_after_rearm(kind, Ok(None)), Some(WatchEvent::Deleted));
             assert_eq!(event_after_rearm(kind, Ok(Some(ARMED))), None);
         }
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use zk_rwlock::RwLock;
-use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind, Operation, Outcome, Reply, Session, Watch};
-use zk_rwlock::error::Ending;
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Reply, Session, Watch, WatchEvent};
+use zk_rwlock::error::SessionEnd;
 
 use support::harness::Harness;
 use support::scene::{eventually, soon};
@@ -54,7 +54,7 @@ async fn session<C: Coordinator>(client: &C) -> Arc<dyn Session> {
     Arc::clone(soon("a session slot", client.session_slot(0)).await.expect("reachable").session())
 }
 
-async fn event(watch: Watch) -> Event {
+async fn event(watch: Watch) -> WatchEvent {
     soon("an event", watch).await
 }
 
@@ -131,7 +131,7 @@ pub async fn a_delete_and_the_next_create_keep_their_order<H: Harness>(h: &H) {
         let (listed, next) = (listed.await.expect("listed"), next.await.expect("created"));
         let outcomes = if hands_off { vec![Outcome::Set { version: 1 }, Outcome::Deleted] } else { Vec::new() };
         assert_eq!(removed.await, Ok(outcomes));
-        assert_eq!(event(watch).await, if hands_off { Event::Changed } else { Event::Deleted });
+        assert_eq!(event(watch).await, if hands_off { WatchEvent::Changed } else { WatchEvent::Deleted });
         assert_eq!(listed, [next.path.rsplit('/').next().expect("a path")]);
         assert!(next.czxid > first.czxid && next.path > first.path, "{first:?} {next:?}");
         stage.a.delete(&next.path).await.expect("there");
@@ -254,7 +254,7 @@ pub async fn a_check_changes_nothing_and_fires_no_watch<H: Harness>(h: &H) {
     assert_eq!(stage.a.transact(&[check(&path)]).await, Ok(vec![Outcome::Checked]));
     assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.version), Ok(0));
     stage.a.delete(&path).await.expect("deleted");
-    assert_eq!(event(watch).await, Event::Deleted, "the first event is not that of the deletion");
+    assert_eq!(event(watch).await, WatchEvent::Deleted, "the first event is not that of the deletion");
 }
 
 // Clause 8: a watch reports the next change of a node or of its children.
@@ -264,7 +264,7 @@ pub async fn a_watch_reports_new_data<H: Harness>(h: &H) {
     let path = stage.node("watched", Kind::Persistent).await;
     let watch = stage.b.watch(&path).await.expect("there");
     stage.a.transact(&[set(&path)]).await.expect("set");
-    assert_eq!(event(watch).await, Event::Changed);
+    assert_eq!(event(watch).await, WatchEvent::Changed);
 }
 
 pub async fn a_watch_reports_a_deletion<H: Harness>(h: &H) {
@@ -272,7 +272,7 @@ pub async fn a_watch_reports_a_deletion<H: Harness>(h: &H) {
     let path = stage.node("watched", Kind::Persistent).await;
     let watch = stage.b.watch(&path).await.expect("there");
     stage.a.delete(&path).await.expect("deleted");
-    assert_eq!(event(watch).await, Event::Deleted);
+    assert_eq!(event(watch).await, WatchEvent::Deleted);
 }
 
 pub async fn a_watch_reports_the_set_of_a_set_and_delete<H: Harness>(h: &H) {
@@ -280,7 +280,7 @@ pub async fn a_watch_reports_the_set_of_a_set_and_delete<H: Harness>(h: &H) {
     let path = stage.node("watched", Kind::Ephemeral).await;
     let (here, there) = (stage.a.watch(&path).await.expect("there"), stage.b.watch(&path).await.expect("there"));
     stage.a.transact(&[set(&path), delete(&path)]).await.expect("handed off");
-    assert_eq!((event(here).await, event(there).await), (Event::Changed, Event::Changed));
+    assert_eq!((event(here).await, event(there).await), (WatchEvent::Changed, WatchEvent::Changed));
 }
 
 pub async fn a_watch_reports_the_delete_of_a_replacement<H: Harness>(h: &H) {
@@ -288,7 +288,7 @@ pub async fn a_watch_reports_the_delete_of_a_replacement<H: Harness>(h: &H) {
     let path = stage.node("watched", Kind::Ephemeral).await;
     let watch = stage.b.watch(&path).await.expect("there");
     stage.a.transact(&[create(&stage.path("instead")), delete(&path)]).await.expect("replaced");
-    assert_eq!(event(watch).await, Event::Deleted);
+    assert_eq!(event(watch).await, WatchEvent::Deleted);
 }
 
 pub async fn a_missing_node_cannot_be_watched<H: Harness>(h: &H) {
@@ -305,7 +305,7 @@ pub async fn several_watches_on_one_node_all_fire<H: Harness>(h: &H) {
     let last = stage.b.watch(&path).await.expect("there");
     drop(dropped);
     stage.a.delete(&path).await.expect("deleted");
-    assert_eq!((event(first).await, event(last).await), (Event::Deleted, Event::Deleted));
+    assert_eq!((event(first).await, event(last).await), (WatchEvent::Deleted, WatchEvent::Deleted));
 }
 
 pub async fn an_event_precedes_the_reply_that_shows_its_change<H: Harness>(h: &H) {
@@ -317,7 +317,7 @@ pub async fn an_event_precedes_the_reply_that_shows_its_change<H: Harness>(h: &H
         let gone = || async { stage.b.data(&path).await.is_err() };
         eventually("the read shows the deletion", gone).await;
         let seen = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
-        assert_eq!(seen, std::task::Poll::Ready(Event::Deleted), "the read overtook the event");
+        assert_eq!(seen, std::task::Poll::Ready(WatchEvent::Deleted), "the read overtook the event");
     }
 }
 
@@ -333,7 +333,7 @@ pub async fn an_event_missed_while_cut_off_fires_on_reconnect<H: Harness>(h: &H)
     h.cut(&stage.mine).await;
     stage.b.transact(&[set(&set_on), delete(&deleted)]).await.expect("done");
     h.heal(&stage.mine).await;
-    assert_eq!((event(of_set).await, event(of_deleted).await), (Event::LookAgain, Event::Deleted));
+    assert_eq!((event(of_set).await, event(of_deleted).await), (WatchEvent::LookAgain, WatchEvent::Deleted));
 }
 
 pub async fn a_child_watch_reports_a_child_made_or_deleted<H: Harness>(h: &H) {
@@ -341,11 +341,11 @@ pub async fn a_child_watch_reports_a_child_made_or_deleted<H: Harness>(h: &H) {
     let (names, comes) = stage.b.watch_children(&stage.directory).await.expect("there");
     assert_eq!(names, Vec::<String>::new());
     let path = stage.node("child", Kind::Ephemeral).await;
-    assert_eq!(event(comes).await, Event::Changed);
+    assert_eq!(event(comes).await, WatchEvent::Changed);
     let (names, goes) = stage.b.watch_children(&stage.directory).await.expect("there");
     assert_eq!(names, ["child"]);
     stage.a.delete(&path).await.expect("deleted");
-    assert_eq!(event(goes).await, Event::Changed);
+    assert_eq!(event(goes).await, WatchEvent::Changed);
 }
 
 pub async fn a_child_watch_ignores_data_and_grandchildren<H: Harness>(h: &H) {
@@ -357,18 +357,18 @@ pub async fn a_child_watch_ignores_data_and_grandchildren<H: Harness>(h: &H) {
     stage.a.create(&format!("{path}/grandchild"), b"", Kind::Ephemeral).await.expect("created");
     stage.a.transact(&[set(&path)]).await.expect("set");
     // Events arrive in order, so a wrong event of the child watch would have arrived before this event.
-    assert_eq!(event(data).await, Event::Changed);
+    assert_eq!(event(data).await, WatchEvent::Changed);
     let polled = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
     assert_eq!(polled, std::task::Poll::Pending);
     stage.node("another", Kind::Ephemeral).await;
-    assert_eq!(soon("an event", watch).await, Event::Changed);
+    assert_eq!(soon("an event", watch).await, WatchEvent::Changed);
 }
 
 pub async fn a_child_watch_reports_its_deleted_parent<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (_, watch) = stage.b.watch_children(&stage.directory).await.expect("there");
     stage.a.delete(&stage.directory).await.expect("empty");
-    assert_eq!(event(watch).await, Event::Deleted);
+    assert_eq!(event(watch).await, WatchEvent::Deleted);
     assert_eq!(stage.b.watch_children(&stage.directory).await.map(drop), Err(Failure::NoNode));
 }
 
@@ -386,7 +386,7 @@ pub async fn a_missed_child_event_fires_on_reconnect<H: Harness>(h: &H) {
     stage.b.create(&format!("{coming}/child"), b"", Kind::Persistent).await.expect("created");
     stage.b.delete(&format!("{going}/child")).await.expect("deleted");
     h.heal(&stage.mine).await;
-    assert_eq!((event(of_coming).await, event(of_going).await), (Event::LookAgain, Event::LookAgain));
+    assert_eq!((event(of_coming).await, event(of_going).await), (WatchEvent::LookAgain, WatchEvent::LookAgain));
 }
 
 // Clause 9: ephemeral nodes are deleted at the end of their session.
@@ -397,7 +397,7 @@ pub async fn only_ephemeral_nodes_go_with_their_session<H: Harness>(h: &H) {
     let staying = stage.node("staying", Kind::Persistent).await;
     let watch = stage.b.watch(&going[0]).await.expect("there");
     h.expire(&stage.mine).await;
-    assert_eq!(event(watch).await, Event::Deleted);
+    assert_eq!(event(watch).await, WatchEvent::Deleted);
     for path in &going {
         eventually("the node is gone", || async { stage.b.data(path).await.is_err() }).await;
     }
@@ -409,10 +409,10 @@ pub async fn an_ended_session_fails_every_request<H: Harness>(h: &H) {
     let path = stage.node("node", Kind::Persistent).await;
     let watch = stage.a.watch(&path).await.expect("there");
     h.expire(&stage.mine).await;
-    assert_eq!(soon("the end", stage.a.store().until_over()).await, Ending::Expired);
-    assert_eq!(event(watch).await, Event::Over);
-    let over = Failure::Over(Ending::Expired);
-    assert_eq!(stage.a.store().until_connected().await, Err(Ending::Expired));
+    assert_eq!(soon("the end", stage.a.store().until_over()).await, SessionEnd::Expired);
+    assert_eq!(event(watch).await, WatchEvent::Over);
+    let over = Failure::Over(SessionEnd::Expired);
+    assert_eq!(stage.a.store().until_connected().await, Err(SessionEnd::Expired));
     assert_eq!(stage.a.create(&stage.path("late"), b"", Kind::Persistent).await, Err(over.clone()));
     assert_eq!(stage.a.delete(&path).await, Err(over.clone()));
     assert_eq!(stage.a.children(&stage.directory).await, Err(over.clone()));
@@ -420,7 +420,7 @@ pub async fn an_ended_session_fails_every_request<H: Harness>(h: &H) {
     assert_eq!(stage.a.watch(&path).await.map(drop), Err(over.clone()));
     assert_eq!(stage.a.sync(&path).await, Err(over.clone()));
     assert_eq!(stage.a.transact(&[check(&path)]).await, Err(over));
-    assert_eq!((stage.a.lease().ending(), stage.a.lease().remaining()), (Some(Ending::Expired), None));
+    assert_eq!((stage.a.lease().ending(), stage.a.lease().remaining()), (Some(SessionEnd::Expired), None));
 }
 
 pub async fn after_an_end_the_next_slot_is_on_a_fresh_session<H: Harness>(h: &H) {
@@ -436,9 +436,9 @@ pub async fn closing_ends_the_session_and_refuses_slots<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("going", Kind::Ephemeral).await;
     soon("the end", stage.mine.close()).await;
-    assert_eq!(stage.a.store().until_over().await, Ending::Closed);
+    assert_eq!(stage.a.store().until_over().await, SessionEnd::Closed);
     eventually("the nodes of the session are gone", || async { stage.b.data(&path).await.is_err() }).await;
-    assert_eq!(stage.mine.session_slot(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
+    assert_eq!(stage.mine.session_slot(0).await.map(drop), Err(Failure::Over(SessionEnd::Closed)));
 }
 
 pub async fn a_disconnected_session_reconnects_after_the_cut<H: Harness>(h: &H) {
@@ -527,7 +527,7 @@ pub async fn a_server_is_left_with_the_same_session<H: Harness>(h: &H) {
     assert!(matches!(&diverged, Failure::Diverged { node: about, .. } if *about == node), "{diverged}");
     assert_eq!(stage.a.store().connection_number(), connection);
     stage.b.delete(&watched).await.expect("deleted");
-    assert_eq!(event(watch).await, Event::Deleted);
+    assert_eq!(event(watch).await, WatchEvent::Deleted);
 }
 
 pub async fn a_background_task_runs_without_its_caller<H: Harness>(h: &H) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::queue::{MemberState, NodeName};
 use zk_rwlock::{Dialect, Error, HoldState, Loss, Mode, RwLock, Survey, WriteGuard};
 
@@ -1149,9 +1149,9 @@ pub async fn closing_ends_guards_waiters_and_acquisitions<H: Harness>(h: &H) {
 
     soon("the end of the session", s.mine.close()).await;
     assert!(!held.is_held());
-    assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::Closed));
+    assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(SessionEnd::Closed));
     let error = refused(write).await;
-    let is_closed = matches!(&error, Error::Closed(Ending::Closed));
+    let is_closed = matches!(&error, Error::Closed(SessionEnd::Closed));
     assert!(is_closed, "{error:?}");
     for error in [
         soon("the refusal", s.a.read()).await.expect_err("closed"),
@@ -1160,10 +1160,10 @@ pub async fn closing_ends_guards_waiters_and_acquisitions<H: Harness>(h: &H) {
         soon("the refusal", s.a.try_write()).await.expect_err("closed"),
         soon("the refusal", s.a.queue()).await.expect_err("closed"),
     ] {
-        assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+        assert!(matches!(error, Error::Closed(SessionEnd::Closed)), "{error:?}");
     }
     assert_eq!(line(&s.b).await, "R+ W-", "the nodes of the session are still there");
-    assert!(matches!(held.release().await, Err(Error::Lost(Loss::SessionOver(Ending::Closed)))));
+    assert!(matches!(held.release().await, Err(Error::Lost(Loss::SessionOver(SessionEnd::Closed)))));
     theirs.release().await.expect("held");
     granted(next).await.release().await.expect("held");
     soon("closed already", s.mine.close()).await;

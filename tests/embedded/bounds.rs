@@ -13,7 +13,7 @@ use support::polled::now;
 use support::slow::Slow;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation, SessionSlot, SessionStore};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, SessionEnd, SessionSlot, SessionStore};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
@@ -64,7 +64,7 @@ async fn a_timeout_names_holders_listed_shortly_before() {
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_is_tried_on_three_ended_sessions() {
     let began = Instant::now();
-    let (tries, error) = answered_with(Failure::Over(Ending::Expired)).await;
+    let (tries, error) = answered_with(Failure::Over(SessionEnd::Expired)).await;
     assert_eq!(tries, 3);
     // The client notices the end of a session a twentieth of the session timeout after the failed request: two waits of 500 ms.
     assert_eq!(began.elapsed(), Duration::from_secs(1));
@@ -78,7 +78,7 @@ async fn each_session_of_an_acquisition_has_a_name_of_its_own() {
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
         Request::Create(path, Kind::EphemeralSequential) => {
             creates.lock().expect("no panic").push(path.to_owned());
-            Some(Failure::Over(Ending::Expired))
+            Some(Failure::Over(SessionEnd::Expired))
         }
         _ => None,
     });
@@ -216,7 +216,7 @@ async fn a_queue_is_read_on_three_ended_sessions() {
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
         Request::Children(PATH) => {
             tries.one_more();
-            Some(Failure::Over(Ending::Expired))
+            Some(Failure::Over(SessionEnd::Expired))
         }
         _ => None,
     });
@@ -339,7 +339,7 @@ async fn a_loss_ends_an_acquisition_whose_lease_renewal_is_unanswered() {
         if let Request::Transact([Operation::Check { path, .. }]) = asked
             && path.contains("-WRITE-")
         {
-            over.record_end_and_report(Ending::Expired);
+            over.record_end_and_report(SessionEnd::Expired);
         }
         None
     });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use peers::{Kind, Library, Verdict};
 use support::scene::{granted, line_becomes, reader, refused, soon, writer};
-use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind as NodeKind, Operation, Session};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind as NodeKind, Operation, Session, WatchEvent};
 use zk_rwlock::queue::{Member, MemberState};
 use zk_rwlock::{Dialect, Error, Memory, Mode, MultiLock, RwLock, Survey};
 
@@ -348,7 +348,7 @@ async fn only_a_native_release_writes_before_it_deletes() {
         let held = s.lock.write().await.unwrap();
         let watch = s.operator.watch(&held.node_path()).await.unwrap();
         held.release().await.unwrap();
-        let expected = if dialect == Dialect::Native { Event::Changed } else { Event::Deleted };
+        let expected = if dialect == Dialect::Native { WatchEvent::Changed } else { WatchEvent::Deleted };
         assert_eq!(soon("the event", watch).await, expected, "{dialect}");
     }
 }

@@ -15,7 +15,7 @@ use support::polled::*;
 use support::scene::soon;
 use support::slow::Slow;
 use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::coordinator::{Coordinator, Ending};
+use zk_rwlock::coordinator::{Coordinator, SessionEnd};
 use zk_rwlock::{Loss, Memory, RwLock};
 
 /// Longer than any step of these tests, unless the step hangs.
@@ -126,7 +126,7 @@ async fn a_panicking_task_ends_its_session_and_is_replaced() {
         // The thread that wakes the task also polls the task, so the task's panic unwinds into this call.
         let spawned = catch_unwind(AssertUnwindSafe(|| slot.session().spawn(Box::pin(async { panic!("on purpose") }))));
         assert!(spawned.is_err());
-        assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Failed));
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(SessionEnd::Failed));
         zk.faults().heal();
         drop(guard);
         plain(&zk).write().await.expect("free").release().await.expect("held");

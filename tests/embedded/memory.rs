@@ -16,7 +16,7 @@ use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation, Session, SessionSlot, SessionStore};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session, SessionEnd, SessionSlot, SessionStore};
 use zk_rwlock::queue::{MemberState, NodeName, Progress};
 use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode, RwLock, WriteGuard};
 
@@ -530,7 +530,7 @@ fn a_reconnected_holder_learns_who_queued_up_meanwhile() {
 #[test]
 fn a_holder_awaiting_contention_learns_of_its_loss() {
     let lose = [|zk: &Memory, _: &str| zk.faults().expire(), |zk: &Memory, path: &str| zk.faults().remove(path)];
-    for (lose, why) in lose.into_iter().zip([Loss::SessionOver(Ending::Expired), Loss::Removed]) {
+    for (lose, why) in lose.into_iter().zip([Loss::SessionOver(SessionEnd::Expired), Loss::Removed]) {
         let (zk, _other, a, _b) = two();
         let guard = read(&a);
         let mut contended = task::spawn(guard.contended());
@@ -1000,7 +1000,7 @@ fn a_grant_that_a_close_overtakes_is_closed() {
     assert!(next.is_woken(), "the hand-off has not come");
     now(other.close());
     let error = assert_ready_err!(next.poll());
-    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    assert!(matches!(error, Error::Closed(SessionEnd::Closed)), "{error:?}");
     drop(next);
     assert!(write(&a).is_held());
 }

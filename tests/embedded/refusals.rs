@@ -8,7 +8,7 @@ use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Operation};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, SessionEnd};
 use zk_rwlock::{Dialect, Error, Loss, Memory, RwLock, Semaphore, Shared, WriteGuard};
 
 const ABOVE: &str = "/locks";
@@ -178,7 +178,7 @@ async fn a_try_whose_session_has_ended_is_made_on_the_next() {
     let listings = Count::default();
     let line = Hindered::new(&with_directory(), move |asked| match asked {
         // The second listing follows the create.
-        Request::Children(PATH) if listings.one_more() == 1 => Some(Failure::Over(Ending::Expired)),
+        Request::Children(PATH) if listings.one_more() == 1 => Some(Failure::Over(SessionEnd::Expired)),
         _ => None,
     });
     let granted = RwLock::new(&line, PATH).expect("valid").try_write().await;

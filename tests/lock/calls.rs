@@ -9,7 +9,7 @@ use support::scene::*;
 use support::server::shared_server;
 use support::several::several;
 use support::wire::{Close, Frames, Op, Proxy, Rule, UNIMPLEMENTED};
-use zk_rwlock::coordinator::Ending;
+use zk_rwlock::coordinator::SessionEnd;
 use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Semaphore, Shared, Survey, ZooKeeper};
 
 /// The session timeout of clients whose server does not answer.
@@ -302,7 +302,7 @@ async fn each_failure_to_read_a_queue_has_its_own_error() {
     }
     assert_eq!(handles.lock.queue().await.unwrap().members.len(), 1);
     handles.zk.close().await;
-    assert!(matches!(handles.lock.queue().await, Err(Error::Closed(Ending::Closed))));
+    assert!(matches!(handles.lock.queue().await, Err(Error::Closed(SessionEnd::Closed))));
 }
 
 #[support::judged]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
-use zk_rwlock::coordinator::{Ending, Session};
+use zk_rwlock::coordinator::{Session, SessionEnd};
 use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper, ZooKeeperBuilder};
 
 /// The session timeout in tests that wait for a session to expire, or that show that heartbeats keep a session alive for longer.
@@ -341,10 +341,10 @@ async fn refused_credentials_end_all_waiters_and_guards() {
     assert!(fault.has_happened() && listing.is_err());
     for waiter in waiters {
         let error = refused(waiter).await;
-        let typed = matches!(error, Error::Closed(Ending::AuthFailed));
+        let typed = matches!(error, Error::Closed(SessionEnd::AuthFailed));
         assert!(typed, "{error:?}");
     }
-    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(SessionEnd::AuthFailed));
     // The server does not know that the client has ended the session. So a contender on a fresh session is granted only after the
     // old session's timeout.
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
@@ -386,7 +386,7 @@ async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     request.release();
     comes_back.release();
     let answer = soon("the answer", release).await.unwrap();
-    assert!(matches!(answer, Err(Error::Lost(Loss::SessionOver(Ending::Expired)))), "{answer:?}");
+    assert!(matches!(answer, Err(Error::Lost(Loss::SessionOver(SessionEnd::Expired)))), "{answer:?}");
     let next = granted(next).await;
     assert!(next.is_held());
     stage.wait_until_only(&next.node_path()).await;
@@ -443,11 +443,11 @@ async fn a_reconnect_with_another_session_loses_the_lock() {
     let before = stage.proxy.granted().unwrap();
     stage.proxy.disconnect();
     let why = within(SHORT, "the loss", guard.lost()).await;
-    assert_eq!(why, Loss::SessionOver(Ending::Replaced));
+    assert_eq!(why, Loss::SessionOver(SessionEnd::Replaced));
     assert!(fault.has_happened());
     assert_ne!(stage.proxy.granted().unwrap().session, before.session);
     let error = refused(waiter).await;
-    assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(SessionEnd::Replaced))), "{error:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost(_))));
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
     stage.becomes_empty().await;
@@ -494,7 +494,7 @@ async fn a_session_ends_if_a_server_grants_it_less_on_a_reconnect() {
         .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
     proxy.disconnect();
     soon("the reconnect", less.happens()).await;
-    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Expired));
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(SessionEnd::Expired));
     drop(soon("a new session", lock_at(&zk, "/faults/less").write()).await.unwrap());
 }
 

@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::queue::MemberState;
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Error, HoldState, Leadership, Loss, Mode, RwLock, Semaphore, Shared, Survey, WriteGuard, ZooKeeper};
@@ -624,11 +624,11 @@ async fn closing_ends_the_guards_before_the_next_grant() {
 
         let late = last_yes.and_then(|last_yes| last_yes.checked_duration_since(granted_at));
         assert_eq!(late, None, "held after the next grant");
-        assert_eq!(soon("lost()", guard.lost()).await, Loss::SessionOver(Ending::Closed));
+        assert_eq!(soon("lost()", guard.lost()).await, Loss::SessionOver(SessionEnd::Closed));
         let error = refused(waiter).await;
-        assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+        assert!(matches!(error, Error::Closed(SessionEnd::Closed)), "{error:?}");
         let error = lock.write().await.unwrap_err();
-        assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+        assert!(matches!(error, Error::Closed(SessionEnd::Closed)), "{error:?}");
         drop(guard);
         assert!(next.is_held());
         next.release().await.unwrap();

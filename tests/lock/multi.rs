@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure};
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::hold::Outcome;
 use zk_rwlock::queue::Progress;
 use zk_rwlock::{Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, RwLock, WriteGuard};
@@ -585,7 +585,7 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
         assert_pending!(acquiring.poll());
         let why = if expire {
             zk.faults().expire();
-            Loss::SessionOver(Ending::Expired)
+            Loss::SessionOver(SessionEnd::Expired)
         } else {
             let [node] = zk.children("/a").try_into().expect("one holder");
             zk.faults().remove(format!("/a/{node}"));
@@ -714,7 +714,7 @@ fn a_release_unconfirmed_at_the_sessions_end_is_an_error() {
     zk.faults().expire();
     zk.faults().heal();
     let error = assert_ready_err!(releasing.poll());
-    assert!(matches!(of_one(&error), ("/a", Error::Lost(Loss::SessionOver(Ending::Expired)))), "{error}");
+    assert!(matches!(of_one(&error), ("/a", Error::Lost(Loss::SessionOver(SessionEnd::Expired)))), "{error}");
 }
 
 #[test]
@@ -1010,7 +1010,7 @@ async fn all_locks_end_with_their_common_session() {
     owners.dedup();
     assert_eq!(owners, [session(&zk).await.id()]);
     zk.close().await;
-    assert_eq!(soon("the loss", guard.lost()).await, (paths[0].as_str(), Loss::SessionOver(Ending::Closed)));
+    assert_eq!(soon("the loss", guard.lost()).await, (paths[0].as_str(), Loss::SessionOver(SessionEnd::Closed)));
     for path in &paths {
         becomes_empty(&other, path).await;
     }

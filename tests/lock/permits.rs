@@ -304,10 +304,10 @@ async fn lost_replies_and_events_cost_no_permit() {
             }
         }
     }
-    for op in [Op::GetChildren2, Op::GetData, Op::Event, Op::Multi] {
+    for op in [Op::GetChildren2, Op::GetData, Op::WatchEvent, Op::Multi] {
         let held = free(&here).await;
         let lost = match op {
-            Op::Event => tapped.proxy.apply(Rule::on(Frames::events()).close(0, Close::Fin)),
+            Op::WatchEvent => tapped.proxy.apply(Rule::on(Frames::events()).close(0, Close::Fin)),
             Op::Multi => tapped.proxy.drop_reply(Op::Multi, 1),
             op => tapped.proxy.drop_reply(op, 1),
         };

@@ -9,7 +9,7 @@ use support::server::shared_server;
 use support::wire::{Close, Fault, Frames, Op, Proxy, Rule};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use zk_rwlock::coordinator::Ending;
+use zk_rwlock::coordinator::SessionEnd;
 use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
 
 /// The session timeout. It is short, so that a node left behind after a false reply is soon deleted.
@@ -55,7 +55,8 @@ impl End {
             Err(Error::Refused { .. }) => End::Refused,
             Err(Error::Lost(Loss::Removed) | Error::Evicted(Loss::Removed)) => End::Gone,
             Err(
-                Error::Lost(Loss::SessionOver(Ending::Expired)) | Error::Evicted(Loss::SessionOver(Ending::Expired)),
+                Error::Lost(Loss::SessionOver(SessionEnd::Expired))
+                | Error::Evicted(Loss::SessionOver(SessionEnd::Expired)),
             ) => End::Expired,
             Err(other) => panic!("{other:?}"),
         }

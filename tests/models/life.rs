@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
-    Created, DeniedRight, Ending, EntryStep, Failure, NodeName, NodeRemoval, NodeState, Phase, RemovalAnswer,
-    RemovalReport,
+    Created, DeniedRight, EntryStep, Failure, NodeName, NodeRemoval, NodeState, Phase, RemovalReport,
+    RemovalStepAnswer, SessionEnd,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -209,7 +209,7 @@ impl Member {
         self.send(what, By::Removal(removal));
     }
 
-    fn removal_hears(&mut self, removal: usize, input: RemovalAnswer) {
+    fn removal_hears(&mut self, removal: usize, input: RemovalStepAnswer) {
         let leaving = std::mem::replace(&mut self.removals[removal], NodeRemoval::Listing);
         let (next, report) = leaving.advance(input);
         self.may_signal &= report != Some(RemovalReport::SignalRefused);
@@ -341,13 +341,13 @@ impl State {
         match (by, reply) {
             (By::Acquisition, reply) => member.hears(me, reply, creates),
             (By::Removal(removal), Reply::Created(answer)) => {
-                member.removal_hears(removal, RemovalAnswer::Created(answer))
+                member.removal_hears(removal, RemovalStepAnswer::Created(answer))
             }
             (By::Removal(removal), Reply::Done(answer)) => {
-                member.removal_hears(removal, RemovalAnswer::Deleted(answer))
+                member.removal_hears(removal, RemovalStepAnswer::Deleted(answer))
             }
             (By::Removal(removal), Reply::Listed(answer)) => {
-                member.removal_hears(removal, RemovalAnswer::Listed(answer))
+                member.removal_hears(removal, RemovalStepAnswer::Listed(answer))
             }
         }
         let was_there = !member.is_over && !member.is_refused;
@@ -358,7 +358,7 @@ impl State {
 
     fn serve(&mut self, me: usize, model: &Lives, is_denied: bool) {
         if self.members[me].is_over {
-            return self.fail(me, &Failure::Over(Ending::Expired), model.creates);
+            return self.fail(me, &Failure::Over(SessionEnd::Expired), model.creates);
         }
         let Some(request) = self.members[me].sent.pop_front() else { return };
         // A newer write, or a sync, rules out older writes. The listing of an acquisition does neither, so a create may
@@ -415,8 +415,8 @@ impl State {
 
     fn link(&mut self, me: usize, removal: usize) {
         let is_over = self.members[me].is_over;
-        let linked = if is_over { Err(Failure::Over(Ending::Expired)) } else { Ok(()) };
-        self.members[me].removal_hears(removal, RemovalAnswer::Linked(linked));
+        let linked = if is_over { Err(Failure::Over(SessionEnd::Expired)) } else { Ok(()) };
+        self.members[me].removal_hears(removal, RemovalStepAnswer::Linked(linked));
     }
 
     fn cut_off(member: &Member) -> Vec<usize> {
@@ -557,9 +557,9 @@ impl Model for Lives {
                 state.expired += 1;
                 state.members[me].is_over = true;
                 state.members[me].late.clear();
-                state.members[me].node.record_loss(Loss::SessionOver(Ending::Expired));
+                state.members[me].node.record_loss(Loss::SessionOver(SessionEnd::Expired));
                 state.nodes.retain(|path| !path.starts_with(&owner(me)) && *path != permit(me));
-                state.fail(me, &Failure::Over(Ending::Expired), self.creates);
+                state.fail(me, &Failure::Over(SessionEnd::Expired), self.creates);
             }
         }
         Some(state)

@@ -8,7 +8,7 @@ use support::rules::{Close, Rule};
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::{Frames, Op, Proxy};
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::{Loss, ZooKeeper};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -118,7 +118,7 @@ async fn a_session_that_an_older_ensemble_still_knows_ends_when_its_node_is_gone
     let id = session(&zk).await.id();
     server.restore();
     soon("the loss", gone.lost()).await;
-    assert_eq!(soon("the loss", kept.lost()).await, Loss::SessionOver(Ending::Expired));
+    assert_eq!(soon("the loss", kept.lost()).await, Loss::SessionOver(SessionEnd::Expired));
     let next = soon("a new session", lock_at(&zk, "/connections/kept").write()).await.expect("free");
     assert!(session(&zk).await.id() != id && next.is_held());
 }
@@ -138,6 +138,6 @@ async fn a_session_that_an_older_ensemble_still_knows_ends_at_its_next_node() {
     server.restore();
     // The node of this hold, and the session, are as the backup has them.
     let next = soon("a new session", other.write()).await.expect("free");
-    assert_eq!(soon("the loss", kept.lost()).await, Loss::SessionOver(Ending::Expired));
+    assert_eq!(soon("the loss", kept.lost()).await, Loss::SessionOver(SessionEnd::Expired));
     assert!(session(&zk).await.id() != id && next.is_held());
 }

@@ -9,7 +9,7 @@ use support::forks::{Forks, fork};
 use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::shared_server;
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::{ConnectionState, Error, HoldState, Leadership, Loss, RwLock, Semaphore, Shared, ZooKeeper, block_on};
 
 const PATH: &str = "/forks/held";
@@ -31,7 +31,7 @@ fn await_file(path: impl AsRef<Path>) {
 
 fn assert_refused<T>(answer: Result<T, Error>) {
     match answer {
-        Err(error @ (Error::Closed(Ending::Forked) | Error::Lost(Loss::SessionOver(Ending::Forked)))) => {
+        Err(error @ (Error::Closed(SessionEnd::Forked) | Error::Lost(Loss::SessionOver(SessionEnd::Forked)))) => {
             assert!(error.to_string().contains("forked"), "{error}");
         }
         Err(other) => panic!("{other}"),
@@ -59,7 +59,7 @@ fn fork_once(server: &str, ended: &str) {
     let written = RwLock::builder(&zk, "/forks/written").keep(CALM).build().expect("valid");
     block_on(written.write().blocking().expect("free").release()).expect("held");
     if fork() {
-        let forked = Loss::SessionOver(Ending::Forked);
+        let forked = Loss::SessionOver(SessionEnd::Forked);
         assert!(!guard.is_held() && guard.state() == HoldState::Lost { why: forked } && guard.session_left().is_zero());
         assert_eq!(block_on(guard.lost()), forked);
         assert!(matches!(block_on(guard.run(async {})), Err(Error::Lost(loss)) if loss == forked));

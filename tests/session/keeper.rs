@@ -8,7 +8,7 @@ use support::keeper::{READ_SEVERAL, clickhouse_keeper, converted_keeper, session
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
-use zk_rwlock::coordinator::Ending;
+use zk_rwlock::coordinator::SessionEnd;
 use zk_rwlock::{Error, Loss, ZooKeeper};
 
 /// A session timeout that is longer than any of these tests waits for a loss, so that the loss cannot come from the lease.
@@ -26,9 +26,9 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
         keeper.reset();
         keeper.disconnect();
 
-        assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Replaced));
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(SessionEnd::Replaced));
         let error = refused(waiter).await;
-        assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
+        assert!(matches!(error, Error::Evicted(Loss::SessionOver(SessionEnd::Replaced))), "{error:?}");
         // The lost guard still exists. These acquisitions must not open further sessions because of that guard.
         for _ in 0..20 {
             soon("another lock", other.write()).await.expect("free").release().await.expect("held");
@@ -150,7 +150,7 @@ async fn an_acquisition_fails_where_no_node_can_be_made() {
     let zk = connect_with(&keeper.address(), Duration::from_secs(4)).await;
     keeper.apply(Rule::on(Frames::requests(Op::Create2)).and_all_later().close(0, Close::Fin));
     let error = soon("an error", lock_at(&zk, "/keeper-older").write()).await.expect_err("no node can be made");
-    assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error}");
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(SessionEnd::Replaced))), "{error}");
 }
 
 /// On Keeper, reads and pings that a follower answers do not extend a session, so an idle client must also write. On ZooKeeper

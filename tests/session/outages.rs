@@ -12,7 +12,7 @@ use support::safe;
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
-use zk_rwlock::coordinator::{Ending, Operation};
+use zk_rwlock::coordinator::{Operation, SessionEnd};
 use zk_rwlock::queue::NodeName;
 use zk_rwlock::{HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
@@ -312,7 +312,7 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
     assert!(new.fencing_token() < old.fencing_token(), "the new holder has a higher token than the old one");
     proxy.heal();
-    assert_eq!(soon("the loss", old.lost()).await, Loss::SessionOver(Ending::Expired));
+    assert_eq!(soon("the loss", old.lost()).await, Loss::SessionOver(SessionEnd::Expired));
     assert!(new.is_held());
 
     let highest = old.fencing_token() + 1_000_000;

@@ -1072,7 +1072,7 @@ mod sasl {
     use std::net::TcpStream;
     use std::sync::OnceLock;
 
-    use zk_rwlock::error::Ending;
+    use zk_rwlock::error::SessionEnd;
     use zk_rwlock::security::Sasl;
 
     use super::*;
@@ -1205,7 +1205,7 @@ mod sasl {
             let attempt = options().sasl(Sasl::digest_md5(name, password));
             let error = login(attempt, &server().address()).await.unwrap_err();
             // If the client hung instead, the error would be `Unreachable`.
-            assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{name}: {error:?}");
+            assert!(matches!(error, Error::Closed(SessionEnd::AuthFailed)), "{name}: {error:?}");
         }
     }
 
@@ -1267,7 +1267,7 @@ mod sasl {
     async fn a_server_that_requires_sasl_refuses_other_clients() {
         let server = start(&["sessionRequireClientSASLAuth=true"]);
         let error = soon("the refusal", options().connect(&server.address())).await.unwrap_err();
-        assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+        assert!(matches!(error, Error::Closed(SessionEnd::AuthFailed)), "{error:?}");
         let alice = sasl_user("alice", &server.address()).await;
         drop(lock_at(&alice, "/locks/insisting").write().await.unwrap());
     }
@@ -1301,7 +1301,7 @@ mod sasl {
         tokio::task::block_in_place(|| server.restart());
         // The session timeout is a minute, and the test waits far less. So the refused login causes this loss, and not the end of
         // the lease.
-        assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::AuthFailed));
+        assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(SessionEnd::AuthFailed));
         assert!(!held.is_held());
         let mut errors = Vec::new();
         for waiter in writers {
@@ -1311,10 +1311,10 @@ mod sasl {
             errors.push(refused(waiter).await);
         }
         for error in errors {
-            assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+            assert!(matches!(error, Error::Closed(SessionEnd::AuthFailed)), "{error:?}");
         }
         let error = soon("the refusal", lock.write()).await.unwrap_err();
-        assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+        assert!(matches!(error, Error::Closed(SessionEnd::AuthFailed)), "{error:?}");
         soon("others are back", session(&nobody).await.store().until_connected()).await.unwrap();
         assert!(first.is_held(), "another session was affected");
 

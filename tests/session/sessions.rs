@@ -15,7 +15,7 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
 
 /// Breaks every connection of the proxy and waits until all clients have reconnected.
@@ -120,7 +120,7 @@ async fn closing_a_handle_ends_a_session_being_opened() {
     let lock = lock_at(&zk, "/locks/closing");
     let first = session(&zk).await;
     proxy.cut();
-    assert_eq!(soon("the session ends", first.store().until_over()).await, Ending::Expired);
+    assert_eq!(soon("the session ends", first.store().until_over()).await, SessionEnd::Expired);
     proxy.heal();
     server.pause();
     let connections = proxy.connections();
@@ -129,7 +129,7 @@ async fn closing_a_handle_ends_a_session_being_opened() {
     soon("closed", zk.close()).await;
     // The call fails immediately, and does not wait for the connect timeout.
     let error = refused(next).await;
-    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    assert!(matches!(error, Error::Closed(SessionEnd::Closed)), "{error:?}");
     server.resume();
     // The server may still open the requested session, but then the client ends that session.
     eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
@@ -148,7 +148,7 @@ async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     assert!(!waits.is_finished());
     assert!(zk.close().now_or_never().is_none(), "the close ended without the server's reply");
     let error = refused(waits).await;
-    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    assert!(matches!(error, Error::Closed(SessionEnd::Closed)), "{error:?}");
 }
 
 /// At its end, a program must not wait for its sessions one after the other, because the servers may be unreachable.

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
-use zk_rwlock::coordinator::{Coordinator, Ending, Operation};
+use zk_rwlock::coordinator::{Coordinator, Operation, SessionEnd};
 use zk_rwlock::{Error, Leadership, Loss, RwLock, WriteGuard, ZooKeeper};
 
 /// The session timeout of the children.
@@ -257,9 +257,9 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
         assert!(held.is_held() && zk.state().is_connected());
         return;
     }
-    assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::Failed));
+    assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(SessionEnd::Failed));
     let waited = soon("the end of the wait", waits).await.expect("no panic");
-    assert!(matches!(waited, Err(Error::Evicted(Loss::SessionOver(Ending::Failed)))), "{waited:?}");
+    assert!(matches!(waited, Err(Error::Evicted(Loss::SessionOver(SessionEnd::Failed)))), "{waited:?}");
     soon("another session", lock.write()).await.expect("granted").release().await.expect("held");
     assert!(zk.state().is_connected());
 }

@@ -18,9 +18,9 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    AttemptFailure, Attempts, ConnectStep, ConnectTarget, Coordinator, Created, Ending, Event, Failure, Kind, Lease,
-    Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat, Task, Watch, attempt_time_limit, keep_alive,
-    new_session_jitter,
+    AttemptFailure, Attempts, ConnectStep, ConnectTarget, Coordinator, Created, Failure, Kind, Lease, Operation,
+    Outcome, Reply, Session, SessionEnd, SessionSlot, SessionStore, Stat, Task, Watch, WatchEvent, attempt_time_limit,
+    keep_alive, new_session_jitter,
 };
 
 use super::polled::now;
@@ -454,7 +454,7 @@ impl Line {
     }
 
     fn expire(&self) {
-        self.store.record_end_and_report(Ending::Expired);
+        self.store.record_end_and_report(SessionEnd::Expired);
         self.link.send_modify(|link| link.0 = Link::Over);
         locked(&self.held).clear();
     }
@@ -551,16 +551,16 @@ impl Line {
         match state {
             Link::Up => self.servers.ask(asked, Box::new(act)),
             Link::Down => locked(&self.held).push((asked, Box::new(act))),
-            Link::Over => return Box::pin(std::future::ready(Err(Failure::Over(Ending::Expired)))),
+            Link::Over => return Box::pin(std::future::ready(Err(Failure::Over(SessionEnd::Expired)))),
         }
         Box::pin(async move {
             let breaks = link.wait_for(|(state, now)| *state == Link::Over || *now > connection);
             tokio::select! {
                 biased;
-                answer = answer => answer.unwrap_or(Err(Failure::Over(Ending::Expired))),
+                answer = answer => answer.unwrap_or(Err(Failure::Over(SessionEnd::Expired))),
                 broken = breaks => Err(match broken.map(|link| link.0) {
                     Ok(Link::Down | Link::Up) => Failure::Unknown("the connection broke".to_owned()),
-                    _ => Failure::Over(Ending::Expired),
+                    _ => Failure::Over(SessionEnd::Expired),
                 }),
             }
         })
@@ -579,7 +579,7 @@ impl Line {
         Box::pin(async move {
             let event = watch.await;
             let Some(line) = line.upgrade() else { return event };
-            if line.store().until_connected().await.is_ok() { event } else { Event::Over }
+            if line.store().until_connected().await.is_ok() { event } else { WatchEvent::Over }
         })
     }
 }

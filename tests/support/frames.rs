@@ -17,7 +17,7 @@ pub enum Op {
     /// The first frame of a connection in each direction.
     Handshake,
     /// The event of a watch, which the server sends without a request.
-    Event,
+    WatchEvent,
     Create,
     Delete,
     Exists,

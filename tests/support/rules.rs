@@ -59,7 +59,7 @@ impl Frames {
 
     /// Selects the events of watches.
     pub fn events() -> Self {
-        Self::replies(Op::Event)
+        Self::replies(Op::WatchEvent)
     }
 
     /// Selects all frames from the server, including handshakes.

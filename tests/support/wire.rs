@@ -683,7 +683,7 @@ impl Connection {
         if xid == NOTIFICATION_XID {
             self.tap.traffic().notifications += 1;
             let (_kind, _state) = (fields.int()?, fields.int()?);
-            return Some((Op::Event, fields.string()?, None));
+            return Some((Op::WatchEvent, fields.string()?, None));
         }
         // Negative xids, such as the ping's, are reused, so their entry stays.
         let (op, path) = if xid < 0 { self.asked().get(&xid).cloned() } else { self.asked().remove(&xid) }?;

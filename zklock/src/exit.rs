@@ -1,7 +1,7 @@
 //! The exit codes of zklock, and [`Exit`], the failure that carries one.
 
-use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::{Error, Loss};
 
 /// The answer is no: the lock was not granted (`-n`, `-w`; `-E` sets another code), `check` found an oddity, `break`,
@@ -103,7 +103,7 @@ impl From<Error> for Exit {
 /// because the servers refused the credentials, and `usually` otherwise.
 pub(crate) fn code_of_loss(why: Loss, usually: u8) -> u8 {
     match why {
-        Loss::SessionOver(Ending::AuthFailed) => NO_PERMISSION,
+        Loss::SessionOver(SessionEnd::AuthFailed) => NO_PERMISSION,
         _ => usually,
     }
 }

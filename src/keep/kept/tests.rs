@@ -154,7 +154,7 @@ fn a_kept_node_does_not_own_the_client() {
 /// The documentation of the metric `zk_rwlock_kept_given_up_total` lists the values of its label `cause`.
 #[test]
 fn each_reason_has_its_label_in_the_metrics() {
-    let closed = GiveUpReason::from_loss(Loss::SessionOver(Ending::Closed));
+    let closed = GiveUpReason::from_loss(Loss::SessionOver(SessionEnd::Closed));
     let names = [
         GiveUpReason::Asked,
         GiveUpReason::Idle,

@@ -177,19 +177,19 @@ fn asks(step: Step) -> bool {
 #[test]
 fn a_waiter_takes_the_lock_when_nothing_precedes_it() {
     let mut alone = waiter(true);
-    assert_eq!((alone.lists(&[ME]), alone.has_waited()), (Step::Take(Grant::AtOnce), false));
+    assert_eq!((alone.lists(&[ME]), alone.has_waited()), (Step::Take(GrantSource::AtOnce), false));
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert!(waiter.has_waited());
     assert_eq!(waiter.next_after_news(PredecessorNews::ListAgain), Step::List);
-    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
+    assert_eq!(waiter.lists(&[ME]), Step::Take(GrantSource::Look));
 }
 
 #[test]
 fn a_writers_signal_grants_and_a_readers_does_not() {
     let mut behind_writer = waiter(true);
     assert_eq!(awaits(behind_writer.lists(&[FIRST, ME])), FIRST);
-    let taken = Step::Take(Grant::HandOff { unconfirmed: Some(FIRST.into()) });
+    let taken = Step::Take(GrantSource::HandOff { unconfirmed: Some(FIRST.into()) });
     assert_eq!(behind_writer.next_after_news(PredecessorNews::Signalled), taken);
     let mut behind_reader = waiter(true);
     assert_eq!(awaits(behind_reader.lists(&["h~a-READ-0000000001", ME])), "h~a-READ-0000000001");
@@ -201,7 +201,7 @@ fn a_write_to_a_node_is_no_signal_in_a_foreign_dialect() {
     let mut waiter = waiter(false);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert_eq!(waiter.next_after_news(PredecessorNews::Signalled), Step::List);
-    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::Look));
+    assert_eq!(waiter.lists(&[ME]), Step::Take(GrantSource::Look));
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_waiter_whose_node_only_a_lagging_server_lacks_lists_again() {
     let step = waiter.lists(&[FIRST]);
     assert_eq!(step, Step::AskLeader(ListingClaim::Unlisted));
     assert_eq!(waiter.hears_of(step, true), Step::List);
-    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
+    assert_eq!(waiter.lists(&[ME]), Step::Take(GrantSource::AtOnce));
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn a_rival_that_the_leader_does_not_have_is_no_rival() {
     let step = waiter.lists(&[ME, rival]);
     assert_eq!(step, Step::AskLeader(ListingClaim::Rival(rival.to_owned())));
     assert_eq!(waiter.hears_of(step, true), Step::List);
-    assert_eq!(waiter.lists(&[ME]), Step::Take(Grant::AtOnce));
+    assert_eq!(waiter.lists(&[ME]), Step::Take(GrantSource::AtOnce));
 }
 
 #[test]

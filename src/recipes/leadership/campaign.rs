@@ -12,7 +12,7 @@ use crate::contend::contender::while_held;
 use crate::error::error::Error;
 use crate::lock::hold::{Hold, WriteGuard};
 use crate::lock::rw_lock::RwLock;
-use crate::session::request::{Ending, Loss};
+use crate::session::request::{Loss, SessionEnd};
 use crate::session::retry;
 use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::emit;
@@ -117,7 +117,7 @@ impl Candidate {
     fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
         // After a loss for one of these reasons, the next campaign fails with an error that no retry can fix. So no
         // pause is needed.
-        if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
+        if matches!(ended, Err(Loss::SessionOver(SessionEnd::Closed | SessionEnd::AuthFailed | SessionEnd::Forked))) {
             return;
         }
         let mut next_pause = self.next_pause.lock();
@@ -152,7 +152,7 @@ impl Candidate {
         let before = *unhealthy_since;
         *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
         drop(unhealthy_since);
-        let (path, data) = (self.lock.path(), self.leader_data());
+        let (path, data) = (self.lock.path(), self.own_data());
         match (before, is_healthy) {
             (None, false) => emit!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
             (Some(since), true) => {
@@ -163,7 +163,7 @@ impl Candidate {
         is_healthy
     }
 
-    fn leader_data(&self) -> Option<String> {
+    fn own_data(&self) -> Option<String> {
         self.lock.config.label.clone()
     }
 }
@@ -189,7 +189,7 @@ impl Campaign {
                 status.term = Some(term.clone());
                 status.is_resigned = false;
             });
-            let (path, data) = (candidate.lock.path(), candidate.leader_data());
+            let (path, data) = (candidate.lock.path(), candidate.own_data());
             emit!(INFO, path, term = term.number(), data, "a term begins");
             drop(status);
             Ok(Some(RunningTerm { candidate, term, began, why: "dropped" }))
@@ -275,7 +275,7 @@ impl RunningTerm {
 impl Drop for RunningTerm {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
-            (self.candidate.lock.path(), self.candidate.leader_data(), self.began.elapsed(), self.why);
+            (self.candidate.lock.path(), self.candidate.own_data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // `drop` cannot wait for the reply to the removal of the node, so the reply is dropped. The removal goes on in
         // the background.

@@ -24,9 +24,9 @@ use crate::queue::node_name::NodeName;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, NodeWatcher, PAUSE, watch_across_sessions};
-use crate::session::presence::{self, LeaderRecheck, fail_if_session_ended};
+use crate::session::presence::{self, LeaderRecheckTimer, fail_if_session_ended};
 use crate::session::request::{Failure, Stat};
-use crate::session::retry::{self, RetryLimit};
+use crate::session::retry::{self, RetryBudget};
 use crate::sync::Mutex;
 
 /// The present leader. Returned by [`Leadership::leader`](crate::Leadership::leader) and
@@ -79,7 +79,7 @@ pub(crate) fn read_leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
     Call::with_deadline(&config.coordinator, async move {
         let (config, path) = (&lock, &lock.directory);
         let seen = call::retry_on_fresh_session(&lock.coordinator, (OPERATION, path), |session| async move {
-            let mut denials = RetryLimit::DENIALS;
+            let mut denials = RetryBudget::DENIALS;
             loop {
                 let names = call::list_children(&session, path, false).await?;
                 let Some(first) = find_leader(config.dialect, &names) else { return Ok((names, None)) };
@@ -171,7 +171,7 @@ impl NodeWatcher for LeaderObserver {
         if self.seen.lock().last.is_some() {
             retry::repeat_until_known(session, || session.sync(path)).await?;
         }
-        let mut denials = RetryLimit::DENIALS;
+        let mut denials = RetryBudget::DENIALS;
         loop {
             let names = match retry::repeat_until_known(session, || session.children(path)).await {
                 Ok(names) => names,
@@ -232,7 +232,7 @@ impl LeaderObserver {
             return Ok(());
         }
         self.report(Ok(None));
-        let mut look = LeaderRecheck::new(session);
+        let mut look = LeaderRecheckTimer::new(session);
         loop {
             if look.until_event_or_recheck(&mut change).await? {
                 return Ok(());
@@ -254,7 +254,7 @@ impl LeaderObserver {
             read_unless_node_gone(session, &self.config.directory, first, read).await?
         {
             self.report(Ok(Some(Leader::new(first, &data, stat))));
-            let mut look = LeaderRecheck::new(session);
+            let mut look = LeaderRecheckTimer::new(session);
             if let Some(event) = retry::run_until(look.until_leader_confirms(&node, false), change).await {
                 return fail_if_session_ended(session, event).await;
             }

@@ -344,7 +344,7 @@ async fn load_read_guard<T: Send + Sync + 'static>(
     state: Arc<SharedState<T>>,
     guard: ReadGuard,
 ) -> Result<SharedReadGuard<T>, Error> {
-    Ok(SharedReadGuard { stored: state.read_under_lock(&guard).await?, guard })
+    Ok(SharedReadGuard { stored: state.read_or_initialize(&guard).await?, guard })
 }
 
 async fn load_write_guard<T: Send + Sync + 'static>(
@@ -468,14 +468,14 @@ fn is_retryable(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::request::Ending;
+    use crate::session::request::SessionEnd;
 
     #[test]
     fn an_update_retries_only_if_a_retry_can_help() {
         let refused = |reason| Error::TransactionRefused { index: 0, path: "/v".to_owned(), reason };
         for error in [
             Error::Lost(Loss::LeaseRanOut),
-            Error::Evicted(Loss::SessionOver(Ending::Expired)),
+            Error::Evicted(Loss::SessionOver(SessionEnd::Expired)),
             refused(Failure::BadVersion),
             refused(Failure::NodeExists),
             refused(Failure::NoNode),

@@ -20,9 +20,9 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, NodeWatcher, watch_across_sessions};
 use crate::session::lease::Lease;
 use crate::session::node::Node;
-use crate::session::presence::{self, LeaderRecheck};
-use crate::session::request::{Ending, Failure, Stat, Task};
-use crate::session::retry::{self, RetryLimit};
+use crate::session::presence::{self, LeaderRecheckTimer};
+use crate::session::request::{Failure, SessionEnd, Stat, Task};
+use crate::session::retry::{self, RetryBudget};
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, OnceLock, watch};
 
@@ -41,7 +41,7 @@ pub(crate) struct SharedState<T> {
     /// The copy of the node. The watcher owns another pointer to the copy, and updates it.
     pub(super) known: Arc<watch::Sender<LocalCopy>>,
     decoded: Mutex<DecodedValues<T>>,
-    kept: Mutex<Option<KeptValue<T>>>,
+    kept: Mutex<Option<ValueUnderKeptNode<T>>>,
     pub(crate) codec: Codec<T>,
     pub(crate) node: Arc<ValueNode>,
 }
@@ -57,7 +57,7 @@ struct DecodedValues<T> {
 }
 
 /// The value that was read under a kept node: a lock node that this process keeps between uses.
-struct KeptValue<T> {
+struct ValueUnderKeptNode<T> {
     value: Arc<Stored<T>>,
     /// The kept node. Its fencing token would not identify the node: an ensemble that is restored from a backup gives
     /// the same tokens again.
@@ -95,7 +95,8 @@ impl<T> SharedState<T> {
 
     fn store_kept_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
-            let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held.node()), writes };
+            let kept =
+                ValueUnderKeptNode { value: Arc::clone(value), under: Arc::downgrade(guard.held.node()), writes };
             let before = self.kept.lock().replace(kept);
             // The old value is dropped after the mutex is unlocked, because its destructor is user code.
             drop(before);
@@ -107,7 +108,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     /// Reads the value under the lock, and writes the initial value if there is none. While the process keeps its lock
     /// node, later reads return the value of the first read without a request, until this process sends a transaction
     /// under the lock node.
-    pub(crate) async fn read_under_lock(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
+    pub(crate) async fn read_or_initialize(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
         }
@@ -251,7 +252,7 @@ impl<T: Send + Sync + 'static> SharedState<T> {
     }
 
     pub(crate) fn end_error(&self) -> Error {
-        self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
+        self.known.borrow().over.clone().unwrap_or(Error::Closed(SessionEnd::Closed))
     }
 
     pub(crate) fn record_end(&self, error: Error) {
@@ -285,14 +286,14 @@ impl NodeWatcher for ValueWatcher {
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
-        let mut look = LeaderRecheck::new(session);
+        let mut look = LeaderRecheckTimer::new(session);
         // The number of the last event before the last sync of the server. If a commit of this process has a later
         // event number, the server may not show that commit yet.
         let mut synced = self.known.borrow().last_event;
         retry::repeat_until_known(session, || session.sync(&self.path)).await?;
         // `outdated` is a stat that this client's only server still shows although the ensemble's leader has another
         // version. `denials` limits how often the server may say that the node is missing although the leader has it.
-        let (mut outdated, mut denials) = (None, RetryLimit::DENIALS);
+        let (mut outdated, mut denials) = (None, RetryBudget::DENIALS);
         loop {
             // `is_known` must be read before the node. In the other order, this process could create the node after the
             // read of the node and before the read of `is_known`. The node would then look deleted.
@@ -307,7 +308,7 @@ impl NodeWatcher for ValueWatcher {
                 }
                 Err(failure) => return Err(failure),
             };
-            denials = RetryLimit::DENIALS;
+            denials = RetryBudget::DENIALS;
             if outdated != Some(stat) {
                 self.record_read(bytes, stat, session.lease(), synced)?;
             }
@@ -342,7 +343,7 @@ impl ValueWatcher {
 
     /// Returns the value's node. Fails if no handle of the value exists any more.
     fn node(&self) -> Result<Arc<ValueNode>, Failure> {
-        self.node.upgrade().ok_or(Failure::Over(Ending::Closed))
+        self.node.upgrade().ok_or(Failure::Over(SessionEnd::Closed))
     }
 
     fn record_read(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) -> Result<(), Failure> {
@@ -364,7 +365,7 @@ impl ValueWatcher {
         &self,
         session: &Arc<dyn Session>,
         is_known: bool,
-        denials: &mut RetryLimit,
+        denials: &mut RetryBudget,
     ) -> Result<bool, Failure> {
         let absence = node::read_missing_node_history(session, &self.path, is_known).await?;
         let may_be_denied = !absence.is_gone && !self.has_initial;
@@ -444,7 +445,7 @@ mod tests {
             copy.record_commit(&lease, &committed(czxid, number));
             assert_eq!(version(&copy), Some(known), "version {number} was committed");
         }
-        lease.record_end(Ending::Expired);
+        lease.record_end(SessionEnd::Expired);
         copy.record_commit(&lease, &committed(Some(10), 3));
         assert_eq!(version(&copy), Some(2), "the ensemble may have been restored without the commit");
     }

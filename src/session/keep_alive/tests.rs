@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
-use crate::session::request::{Ending, Loss, Operation, Outcome, Reply, Stat, Watch};
+use crate::session::request::{Loss, Operation, Outcome, Reply, SessionEnd, Stat, Watch};
 use crate::session::store::SessionStore;
 use crate::session::tests::{Answers, Stub};
 
@@ -136,7 +136,7 @@ async fn an_idle_session_is_touched_each_quarter_timeout() {
     let touches =
         notes([(1_500, "read /"), (3_000, "read /"), (4_500, "read /"), (6_000, "read /"), (7_500, "read /")]);
     assert_eq!(session.after(8_900).await, touches);
-    session.store.record_end_and_report(Ending::Closed);
+    session.store.record_end_and_report(SessionEnd::Closed);
     task.await.unwrap();
     assert_eq!(session.after(60_000).await, []);
 }

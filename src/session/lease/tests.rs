@@ -245,17 +245,17 @@ fn the_atomics_agree_with_the_locked_state() {
     stage.lease.set_endless(true);
     stage.advance(ms(60_000));
     assert_eq!(stage.lease.now_if_valid_in(second), Some(stage.lease.now()));
-    stage.lease.record_end(Ending::Expired);
+    stage.lease.record_end(SessionEnd::Expired);
     assert_eq!(stage.lease.now_if_valid_in(second), None);
 }
 
 #[test]
 fn an_ended_session_has_no_lease() {
     let stage = Stage::begun();
-    stage.lease.record_end(Ending::Expired);
-    stage.lease.record_end(Ending::Closed);
+    stage.lease.record_end(SessionEnd::Expired);
+    stage.lease.record_end(SessionEnd::Closed);
     stage.lease.record_begin(stage.lease.now());
-    assert_eq!((stage.lease.remaining(), stage.lease.ending()), (None, Some(Ending::Expired)));
+    assert_eq!((stage.lease.remaining(), stage.lease.ending()), (None, Some(SessionEnd::Expired)));
 }
 
 #[test]
@@ -353,9 +353,9 @@ fn away_is_from_the_last_answered_request_to_the_end() {
     let last = stage.touch();
     stage.advance(ms(8_000));
     let end = stage.lease.now();
-    stage.lease.record_end(Ending::Expired);
+    stage.lease.record_end(SessionEnd::Expired);
     stage.advance(ms(1_000));
-    stage.lease.record_end(Ending::Closed);
+    stage.lease.record_end(SessionEnd::Closed);
     assert_eq!(stage.lease.last_answered_sent_at_and_end(), Some((last, end)));
 }
 
@@ -374,7 +374,7 @@ fn no_duration_overflows() {
         lease.set_endless(true);
         lease.set_endless(false);
         lease.set_connected(false);
-        lease.record_end(Ending::Expired);
+        lease.record_end(SessionEnd::Expired);
     }
 }
 
@@ -392,7 +392,7 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     stage.lease.set_endless(false);
     assert!(stage.lease.has_been_extended_since(began + ms(65_000)) && !stage.lease.is_endless());
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(5_000)), ms(6_000)));
-    stage.lease.record_end(Ending::Expired);
+    stage.lease.record_end(SessionEnd::Expired);
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
 }
 

@@ -1,7 +1,7 @@
 //! Tests of each step of a removal.
 
 use super::*;
-use crate::session::request::{DeniedRight, Ending};
+use crate::session::request::{DeniedRight, SessionEnd};
 
 const PATH: &str = "/lock/host~id-WRITE-0000000003";
 
@@ -10,7 +10,7 @@ fn unknown() -> Failure {
 }
 
 fn over() -> Failure {
-    Failure::Over(Ending::Expired)
+    Failure::Over(SessionEnd::Expired)
 }
 
 fn no_auth() -> Failure {
@@ -37,7 +37,7 @@ fn next_request_of(leaving: &NodeRemoval) -> String {
 
 /// Gives these answers to the removal. Checks the next request after each, and that nothing is reported.
 #[track_caller]
-fn goes(mut leaving: NodeRemoval, steps: impl IntoIterator<Item = (RemovalAnswer, &'static str)>) {
+fn goes(mut leaving: NodeRemoval, steps: impl IntoIterator<Item = (RemovalStepAnswer, &'static str)>) {
     for (answer, expected) in steps {
         let report;
         (leaving, report) = leaving.advance(answer);
@@ -49,11 +49,11 @@ fn deleting(signals: bool, restarts: bool) -> NodeRemoval {
     NodeRemoval::Deleting(Deletion { path: PATH.to_owned(), signals, restarts, ..Deletion::default() })
 }
 
-fn deleted(failure: impl Into<Option<Failure>>) -> RemovalAnswer {
-    RemovalAnswer::Deleted(failure.into().map_or(Ok(()), Err))
+fn deleted(failure: impl Into<Option<Failure>>) -> RemovalStepAnswer {
+    RemovalStepAnswer::Deleted(failure.into().map_or(Ok(()), Err))
 }
 
-const LINKED: RemovalAnswer = RemovalAnswer::Linked(Ok(()));
+const LINKED: RemovalStepAnswer = RemovalStepAnswer::Linked(Ok(()));
 
 #[test]
 fn a_deletion_is_repeated_until_its_outcome_is_known() {
@@ -77,7 +77,7 @@ fn a_deletion_is_repeated_until_its_outcome_is_known() {
     );
     goes(
         deleting(true, false),
-        [(deleted(unknown()), "link?"), (RemovalAnswer::Linked(Err(over())), "Err(Over(Expired))")],
+        [(deleted(unknown()), "link?"), (RemovalStepAnswer::Linked(Err(over())), "Err(Over(Expired))")],
     );
     goes(deleting(true, true), [(deleted(over()), "Err(Over(Expired))")]);
 }
@@ -103,7 +103,7 @@ fn the_last_deletion_restarts_the_sequence_numbers() {
 
 #[test]
 fn a_node_created_after_its_owner_left_is_deleted() {
-    let created = || RemovalAnswer::Created(Ok(PATH.to_owned()));
+    let created = || RemovalStepAnswer::Created(Ok(PATH.to_owned()));
     let coming = |lists_after| NodeRemoval::Coming { lists_after };
     let delete = "delete /lock/host~id-WRITE-0000000003";
     goes(coming(false), [(created(), delete), (deleted(None), "Ok(())")]);
@@ -111,22 +111,22 @@ fn a_node_created_after_its_owner_left_is_deleted() {
     goes(coming(true), [(created(), delete), (deleted(Failure::NoNode), "list")]);
     goes(coming(true), [(created(), delete), (deleted(unknown()), "link?"), (LINKED, delete), (deleted(None), "list")]);
     for (failure, next) in [(unknown(), "list"), (Failure::NoNode, "list"), (no_auth(), "Ok(())")] {
-        goes(coming(false), [(RemovalAnswer::Created(Err(failure)), next)]);
+        goes(coming(false), [(RemovalStepAnswer::Created(Err(failure)), next)]);
     }
-    goes(coming(true), [(RemovalAnswer::Created(Err(no_auth())), "list")]);
-    goes(coming(true), [(RemovalAnswer::Created(Err(over())), "Err(Over(Expired))")]);
+    goes(coming(true), [(RemovalStepAnswer::Created(Err(no_auth())), "list")]);
+    goes(coming(true), [(RemovalStepAnswer::Created(Err(over())), "Err(Over(Expired))")]);
 }
 
 #[test]
 fn each_listed_node_of_the_owner_is_deleted() {
-    let listed = |names: &[&str]| RemovalAnswer::Listed(Ok(names.iter().map(|name| (*name).to_owned()).collect()));
+    let listed = |names: &[&str]| RemovalStepAnswer::Listed(Ok(names.iter().map(|name| (*name).to_owned()).collect()));
     goes(NodeRemoval::Listing, [(listed(&[]), "Ok(())")]);
-    goes(NodeRemoval::Listing, [(RemovalAnswer::Listed(Err(Failure::NoNode)), "Ok(())")]);
-    goes(NodeRemoval::Listing, [(RemovalAnswer::Listed(Err(over())), "Err(Over(Expired))")]);
+    goes(NodeRemoval::Listing, [(RemovalStepAnswer::Listed(Err(Failure::NoNode)), "Ok(())")]);
+    goes(NodeRemoval::Listing, [(RemovalStepAnswer::Listed(Err(over())), "Err(Over(Expired))")]);
     goes(
         NodeRemoval::Listing,
         [
-            (RemovalAnswer::Listed(Err(unknown())), "link?"),
+            (RemovalStepAnswer::Listed(Err(unknown())), "link?"),
             (LINKED, "list"),
             (listed(&["/a", "/b", "/c"]), "delete /a"),
             (deleted(Failure::NoNode), "delete /b"),
@@ -142,7 +142,7 @@ fn each_listed_node_of_the_owner_is_deleted() {
         (next_request_of(&next), report),
         ("delete /b".to_owned(), Some(RemovalReport::Stays("/a".to_owned(), no_auth())))
     );
-    let unlisted = NodeRemoval::Listing.advance(RemovalAnswer::Listed(Err(no_auth())));
+    let unlisted = NodeRemoval::Listing.advance(RemovalStepAnswer::Listed(Err(no_auth())));
     assert_eq!(unlisted, (NodeRemoval::Gone(Ok(())), Some(RemovalReport::Unlisted(no_auth()))));
 }
 

@@ -26,7 +26,7 @@ use crate::queue::mode::{self, Mode};
 use crate::queue::node_name::NodeName;
 use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, NodeRemoval};
-use crate::session::request::{Created, Ending, Event, Failure, Loss};
+use crate::session::request::{Created, Failure, Loss, SessionEnd, WatchEvent};
 
 /// The phase of a node, which is the step of its life as this process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ pub(crate) struct CreationTimes {
 pub(crate) struct LossEvidence {
     /// The present moment, on the session's clock.
     pub(crate) now: Moment,
-    pub(crate) over: Option<Ending>,
+    pub(crate) over: Option<SessionEnd>,
     /// The present epoch of the lease, or `None` while the lease is invalid.
     pub(crate) valid_in: Option<u64>,
 }
@@ -376,9 +376,9 @@ impl NodeState {
 
     /// Records an event of the watch on the node. A deletion is a loss only if the node waits or is held, and is not
     /// being replaced.
-    pub(crate) fn record_watch_event(&mut self, event: Event) {
+    pub(crate) fn record_watch_event(&mut self, event: WatchEvent) {
         self.is_watched = false;
-        if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
+        if event == WatchEvent::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
             self.record_loss(Loss::Removed);
         }
     }

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use super::*;
-use crate::session::request::Ending;
+use crate::session::request::SessionEnd;
 use crate::session::store::SessionStore;
 use crate::sync::atomic::AtomicBool;
 
@@ -78,7 +78,7 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
         assert_eq!(node.detect_loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
-        watched(&node, Ok(fired(Event::Deleted))).expect("the watch is armed");
+        watched(&node, Ok(fired(WatchEvent::Deleted))).expect("the watch is armed");
         assert_eq!(node.detect_loss(), Some(why));
     }
 }
@@ -105,7 +105,7 @@ fn to_watch(node: &Node) -> Option<String> {
     node.change(|it| it.state.take_path_to_watch())
 }
 
-fn fired(event: Event) -> Watch {
+fn fired(event: WatchEvent) -> Watch {
     Box::pin(std::future::ready(event))
 }
 
@@ -128,7 +128,7 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
 
     let (node, store) = holding();
     assert_eq!(to_watch(&node), path());
-    assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
+    assert_eq!(watched(&node, Ok(fired(WatchEvent::Changed))), Ok(()));
     assert_eq!((node.has_watch(), node.detect_loss()), (false, None));
     assert_eq!((store.unwatched.take_due(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
 }
@@ -144,7 +144,7 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     assert_eq!(to_watch(&node), Some("/lock/new".to_owned()));
     assert!(watched(&node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(to_watch(&node), None, "a watch on the new node was requested already");
-    assert_eq!(watched(&node, Ok(fired(Event::Deleted))), Ok(()));
+    assert_eq!(watched(&node, Ok(fired(WatchEvent::Deleted))), Ok(()));
     assert_eq!(watched(&node, Err(Failure::NoNode)), Ok(()));
     assert_eq!((node.detect_loss(), node.has_watch()), (None, false));
     node.record_gone_if_at("/lock/new");
@@ -159,8 +159,8 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
     assert!(matches!(node.hold_state(), HoldState::Suspect { .. }));
     store.set_connected(true);
     assert_eq!(node.hold_state(), HoldState::Held);
-    store.record_end_and_report(Ending::Expired);
-    let why = Loss::SessionOver(Ending::Expired);
+    store.record_end_and_report(SessionEnd::Expired);
+    let why = Loss::SessionOver(SessionEnd::Expired);
     assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
 

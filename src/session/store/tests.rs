@@ -4,7 +4,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use super::*;
-use crate::session::request::{Ending, Loss};
+use crate::session::request::{Loss, SessionEnd};
 use crate::sync::atomic::AtomicU64;
 
 /// Returns the store of a session of 10 s that begins now, and its clock in milliseconds.
@@ -146,11 +146,11 @@ fn a_loss_by_the_session_end_keeps_its_reason() {
     holder.mark_held(store.lease().epoch().unwrap());
     removed.record_loss(Loss::Removed);
     assert!(!store.is_over());
-    store.record_end_and_report(Ending::Expired);
+    store.record_end_and_report(SessionEnd::Expired);
     assert!(store.is_over());
     for (node, loss) in [
-        (holder, Loss::SessionOver(Ending::Expired)),
-        (waiter, Loss::SessionOver(Ending::Expired)),
+        (holder, Loss::SessionOver(SessionEnd::Expired)),
+        (waiter, Loss::SessionOver(SessionEnd::Expired)),
         (removed, Loss::Removed),
     ] {
         node.record_loss(Loss::Interfered);
@@ -174,9 +174,9 @@ fn a_panicking_waker_keeps_no_other_node_from_being_told() {
         let waker = if index % 2 == 0 { &panicking } else { Waker::noop() };
         assert!(changed.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
     }
-    store.record_end_and_report(Ending::Expired);
+    store.record_end_and_report(SessionEnd::Expired);
     for (node, changed) in nodes.iter().zip(&mut waiting) {
         assert!(changed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
-        assert_eq!(node.detect_loss(), Some(Loss::SessionOver(Ending::Expired)));
+        assert_eq!(node.detect_loss(), Some(Loss::SessionOver(SessionEnd::Expired)));
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use zk_rwlock::coordinator::{Coordinator, Failure, Reply, Session, why_no_session};
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::security::{Sasl, Tls};
 use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
@@ -188,11 +188,11 @@ pub(crate) fn exit_for_error(error: Error, connection: &ConnectionArguments) -> 
         (Error::InvalidAcl { .. }, Some(set)) => {
             format!("{set} is set, but these servers have not authenticated its user: they may not be set up for it")
         }
-        (Error::Closed(Ending::AuthFailed), Some(set)) => format!("the servers refuse the credentials in {set}"),
-        (Error::Closed(Ending::AuthFailed), None) => {
+        (Error::Closed(SessionEnd::AuthFailed), Some(set)) => format!("the servers refuse the credentials in {set}"),
+        (Error::Closed(SessionEnd::AuthFailed), None) => {
             "the servers refuse a client without credentials: set ZK_SASL or ZK_AUTH".to_owned()
         }
-        (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(Ending::AuthFailed) => {
+        (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(SessionEnd::AuthFailed) => {
             format!("{}: check the credentials in {set}", exit.message())
         }
         (Error::Unreachable(_), _) if settings::HOSTS.given_value(connection.zk.as_ref()).is_none() => {

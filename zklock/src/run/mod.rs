@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::error::Ending;
+use zk_rwlock::error::SessionEnd;
 use zk_rwlock::once::{Record, Work};
 use zk_rwlock::queue::Progress;
 use zk_rwlock::semaphore::SemaphoreBuilder;
@@ -319,7 +319,7 @@ fn common_parent<'a>(one: &'a str, other: &str) -> &'a str {
 
 /// Returns whether a stop of zklock (by SIGSTOP, or because the machine was suspended) can have caused this loss.
 fn may_come_from_stop(why: Loss) -> bool {
-    matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
+    matches!(why, Loss::LeaseRanOut | Loss::SessionOver(SessionEnd::Expired))
 }
 
 /// Estimates the longest time for which zklock or the machine was stopped while zklock waited. The clock is read

@@ -16,7 +16,7 @@ use futures_util::future::{self, FutureExt, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, UnboundedSender};
-use zk_rwlock::coordinator::{Coordinator, Event, Failure, Reply, Session, Watch};
+use zk_rwlock::coordinator::{Coordinator, Failure, Reply, Session, Watch, WatchEvent};
 use zk_rwlock::queue::{Member, MemberState, NodeName};
 use zk_rwlock::{ConnectionState, Dialect, Queue, Survey, ZooKeeper};
 
@@ -121,9 +121,9 @@ impl ConnectionReporter<'_> {
     }
 
     /// With `--json`, prints the two lines of a short disconnection: that the connection was lost, and that it is back.
-    /// Call this function when the event of a watch shows that the connection was lost ([`Event::LookAgain`]). Prints
-    /// nothing if the last report was a loss, or within a second of the last report, because several watches may report
-    /// the same loss.
+    /// Call this function when the event of a watch shows that the connection was lost ([`WatchEvent::LookAgain`]).
+    /// Prints nothing if the last report was a loss, or within a second of the last report, because several watches may
+    /// report the same loss.
     fn report_short_break(&self) -> Result<(), Exit> {
         if self.was_connected.get() && self.last_report.get().is_none_or(|at| at.elapsed() > SECOND) {
             self.print(false, None)?;
@@ -173,14 +173,14 @@ async fn follow_queue(reports: &ConnectionReporter<'_>, (path, dialect): &LockTo
             }
         };
         reports.report_change()?;
-        if matches!(fired, Some((Event::LookAgain, _))) {
+        if matches!(fired, Some((WatchEvent::LookAgain, _))) {
             reports.report_short_break()?;
         }
         if let Some(queue) = none_if_transient(looked)? {
             let at = told.take().unwrap_or_else(SystemTime::now);
             let mut seen = QueueLook::new(last.as_ref(), queue, watches.shown.clone());
             if let Some(before) = &last {
-                let change = QueueChange::between(before, &mut seen, fired == Some((Event::Changed, true)));
+                let change = QueueChange::between(before, &mut seen, fired == Some((WatchEvent::Changed, true)));
                 if change.unseen > 0 || printed_part(&before.queue) != printed_part(&seen.queue) {
                     seen.print(at, &change, order.json)?;
                 }
@@ -402,9 +402,9 @@ impl Watches {
     }
 
     /// Waits until a watch fires, or forever if no watch is set. Returns the event of the watch, and whether it is the
-    /// watch on the directory of the queue. In that case [`Event::Changed`] means that a node in the directory, or the
-    /// directory itself, was created or deleted.
-    async fn next_event(&mut self) -> (Event, bool) {
+    /// watch on the directory of the queue. In that case [`WatchEvent::Changed`] means that a node in the directory, or
+    /// the directory itself, was created or deleted.
+    async fn next_event(&mut self) -> (WatchEvent, bool) {
         if self.armed.is_empty() {
             return future::pending().await;
         }
@@ -412,7 +412,7 @@ impl Watches {
         let target = self.armed.keys().nth(at).cloned();
         let is_of_directory = target.as_ref() == Some(&self.wanted[0]);
         target.map(|target| self.armed.remove(&target));
-        if event == Event::Over {
+        if event == WatchEvent::Over {
             self.armed.clear();
         }
         (event, is_of_directory)

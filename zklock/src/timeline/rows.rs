@@ -106,7 +106,7 @@ impl ContenderRow {
 
 /// A time in which a watcher (`zklock watch --json`) was not connected, so that it saw no changes at or below `path`.
 #[derive(Clone, Debug)]
-pub(crate) struct Disconnection {
+pub(crate) struct WatcherGap {
     pub(crate) path: String,
     pub(crate) from: SystemTime,
     pub(crate) to: Option<SystemTime>,
@@ -128,7 +128,7 @@ pub(crate) struct WatcherState {
 pub(crate) struct Picture<'o> {
     pub(crate) order: &'o TimelineArguments,
     pub(crate) paths: BTreeMap<String, HashMap<String, ContenderRow>>,
-    pub(crate) disconnections: Vec<Disconnection>,
+    pub(crate) disconnections: Vec<WatcherGap>,
     /// The number of rows of all paths.
     pub(crate) count: usize,
     last: SystemTime,
@@ -147,7 +147,7 @@ impl<'o> Picture<'o> {
         match &*line.event {
             "disconnected" => {
                 watcher.cut_off.insert(path.clone(), self.disconnections.len());
-                self.disconnections.push(Disconnection { path, from: line.at, to: None });
+                self.disconnections.push(WatcherGap { path, from: line.at, to: None });
             }
             "connected" => _ = watcher.cut_off.remove(&path).map(|index| self.disconnections[index].to = Some(line.at)),
             _ if self.order.lock.as_ref().is_none_or(|above| is_at_or_below(&path, above)) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::output::{duration_in_two_units, duration_text_to_millis};
 use crate::place::is_at_or_below;
-use crate::timeline::rows::{ContenderRow, Disconnection, Picture};
+use crate::timeline::rows::{ContenderRow, Picture, WatcherGap};
 
 const WIDTH: f64 = 1200.0;
 /// The width of the texts on the left of the picture.
@@ -111,7 +111,7 @@ pub(crate) fn svg_text(picture: &Picture<'_>) -> String {
             draw_row(&mut svg, &axis, row, y);
         }
         y += ROW;
-        let is_seen = |it: &&Disconnection| is_at_or_below(path, &it.path);
+        let is_seen = |it: &&WatcherGap| is_at_or_below(path, &it.path);
         for cut_off in picture.disconnections.iter().filter(is_seen) {
             let (from, to) = (axis.x_of_time(cut_off.from), axis.x_of_time(cut_off.to.unwrap_or(axis.end())));
             let _ = writeln!(

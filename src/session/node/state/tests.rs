@@ -187,7 +187,7 @@ fn the_end_removes_every_node_that_may_exist() {
 
 #[test]
 fn an_entry_ends_at_a_failure_that_no_create_can_mend() {
-    for failure in [Failure::Over(Ending::Expired), Failure::NodeExists] {
+    for failure in [Failure::Over(SessionEnd::Expired), Failure::NodeExists] {
         assert_eq!(absent(Mode::Read).record_create_failure(failure.clone(), true), Err(failure));
     }
     for failure in [unknown(), Failure::NoNode] {
@@ -259,9 +259,9 @@ fn evidence() -> LossEvidence {
 
 #[test]
 fn the_first_reason_of_a_loss_stays() {
-    let over = Loss::SessionOver(Ending::Expired);
+    let over = Loss::SessionOver(SessionEnd::Expired);
     let long = LossEvidence { now: NOW + LIMIT, ..evidence() };
-    let ended = LossEvidence { over: Some(Ending::Expired), valid_in: None, ..long };
+    let ended = LossEvidence { over: Some(SessionEnd::Expired), valid_in: None, ..long };
     let lapsed = LossEvidence { valid_in: Some(3), ..long };
     for (evidence, loss) in
         [(evidence(), None), (ended, Some(over)), (lapsed, Some(Loss::LeaseRanOut)), (long, Some(Loss::HeldTooLong))]
@@ -273,7 +273,7 @@ fn the_first_reason_of_a_loss_stays() {
         assert_eq!((record.loss(), record.held_epoch()), (loss, Some(2).filter(|_| loss.is_none())));
         record.record_loss(Loss::Removed);
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)), "the first reason stays");
-        record.detect_loss(&LossEvidence { over: Some(Ending::Closed), ..evidence });
+        record.detect_loss(&LossEvidence { over: Some(SessionEnd::Closed), ..evidence });
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)));
     }
 }
@@ -295,9 +295,9 @@ fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
 fn a_deletion_event_is_a_loss_unless_the_node_moves() {
     for (mut record, standing) in of_each_phase().into_iter().zip([false, false, true, true, false, false, false]) {
         let given_back = (record.phase() == Phase::Left).then_some(Loss::GivenBack);
-        record.record_watch_event(Event::Changed);
+        record.record_watch_event(WatchEvent::Changed);
         assert_eq!(record.loss(), given_back);
-        record.record_watch_event(Event::Deleted);
+        record.record_watch_event(WatchEvent::Deleted);
         let loss = if standing { Some(Loss::Removed) } else { given_back };
         assert_eq!((record.loss(), record.phase()), (loss, record.phase()), "{:?}", record.phase());
     }
