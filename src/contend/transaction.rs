@@ -396,7 +396,7 @@ fn fate_of(
     let Some((now, stat)) = node else { return TransactionFate::Unknown };
     let was_there = stat.czxid <= newest;
     match operation {
-        // Each write raises the version by one, so only one write can follow a given version.
+        // Each write raises the version by one, so exactly one write has made a version from the one before it.
         Operation::Set { data, version: Some(version @ 0..), .. } if was_there => {
             match stat.version.wrapping_sub(*version) {
                 0 => TransactionFate::Undone,

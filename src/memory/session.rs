@@ -34,7 +34,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // No moment of this clock is zero, because an end of zero marks a lease as not valid.
+        // This clock never says zero, because a lease that ends at zero counts as not valid.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         store.set_endless(true);

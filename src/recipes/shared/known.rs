@@ -141,10 +141,10 @@ impl LocalCopy {
         true
     }
 
-    /// Records a commit of this process. `czxid` is `None` if the committing holder created the node. Ignores the
-    /// commit, and returns `false`, unless the newest value has the same czxid and a lower version. If the czxids
-    /// differ, it is unknown which node is newer: after a restore of the ensemble, the commit may have written the
-    /// older node.
+    /// Records a commit of this process, if the newest value that is known has the same czxid and a lower version.
+    /// Otherwise ignores the commit, and returns `false`. With another czxid, it is unknown which of the two nodes is
+    /// newer, because the ensemble may have been restored from a backup. `czxid` is `None`, and the commit is always
+    /// ignored, if the committing holder created the node.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &SeenContent| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };

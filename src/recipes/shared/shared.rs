@@ -132,7 +132,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 impl<T> Shared<T> {
-    /// Returns the lock, for its queue, and for callers that need no value.
+    /// Returns the lock of the value. Use it to read the queue, or to hold the lock without the value.
     pub fn lock(&self) -> &RwLock {
         &self.state.node.lock
     }

@@ -16,8 +16,8 @@
 //!
 //! If the command does not have the terminal, another key listener listens in zklock's own group. If that key listener
 //! gets SIGINT from the kernel, Ctrl-C was typed, and the script that started zklock got SIGINT, too. If a process sent
-//! SIGINT to zklock alone, the key listener gets nothing. A command may exit with 0 after a SIGINT. Then zklock ends by
-//! SIGINT itself only if Ctrl-C was typed.
+//! SIGINT to zklock alone, the key listener gets nothing. So after a command that exits with 0 despite a SIGINT, zklock
+//! ends by SIGINT only if Ctrl-C was typed.
 //!
 //! A key is not missed even if it ends the command at once. The kernel sends the signal to all processes of the group
 //! before the end of any of them can be noticed, and the key listener reads all pending signals before it ends.
