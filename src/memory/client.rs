@@ -99,7 +99,7 @@ impl Memory {
 
     /// Returns the number of watches in the ensemble, for all sessions together.
     pub fn watches(&self) -> usize {
-        self.client.ensemble.world.lock().watch_count()
+        self.client.ensemble.lock_world().watch_count()
     }
 
     /// Returns the number of requests that clients have made, for all sessions together.
@@ -109,7 +109,7 @@ impl Memory {
 
     /// Returns the names of a directory's children, sorted; empty if the directory does not exist.
     pub fn children(&self, path: impl AsRef<str>) -> Vec<String> {
-        children_of(&self.client.ensemble.world.lock().tree, path.as_ref())
+        children_of(&self.client.ensemble.lock_world().tree, path.as_ref())
     }
 
     /// Returns the id of this client's newest session, which may be over. `None` if the client has not opened a
@@ -330,19 +330,19 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_clock_forward(&self, by: Duration) {
-        let ahead = &mut self.zk.client.ensemble.world.lock().clock.ahead;
+        let ahead = &mut self.zk.client.ensemble.lock_world().clock.ahead;
         *ahead = ahead.saturating_add(by);
     }
 
     /// Sets the ensemble's clock back, as a new leader with a slow clock does.
     pub fn set_clock_back(&self, by: Duration) {
-        let behind = &mut self.zk.client.ensemble.world.lock().clock.behind;
+        let behind = &mut self.zk.client.ensemble.lock_world().clock.behind;
         *behind = behind.saturating_add(by);
     }
 
     /// Returns a copy of all nodes and of the newest transaction id, for [`Faults::restore`].
     pub fn back_up(&self) -> Backup {
-        let world = self.zk.client.ensemble.world.lock();
+        let world = self.zk.client.ensemble.lock_world();
         Backup { tree: Arc::clone(&world.tree), zxid: world.zxid }
     }
 

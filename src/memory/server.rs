@@ -13,13 +13,13 @@ use crate::memory::tree::{
 };
 use crate::session::request::{Failure, Kind, Operation, Outcome, SessionEnd, Watch, WatchEvent};
 use crate::session::store::SessionStore;
-use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::{Mutex, MutexGuard};
 
 /// An embedded ensemble, which all its clients share.
 #[derive(Default)]
 pub(super) struct Ensemble {
-    pub(super) world: Mutex<EnsembleState>,
+    world: Mutex<EnsembleState>,
     pub(super) executor: Arc<Executor>,
     /// The number of requests that clients have made.
     pub(super) requests: AtomicU64,
@@ -81,6 +81,8 @@ pub(super) struct EnsembleSession {
     /// The watches by their keys. The key is the path of a node, or the node's
     /// [children watch key](crate::memory::tree::children_watch_key) for a watch on its children.
     watches: BTreeMap<String, Vec<oneshot::Sender<WatchEvent>>>,
+    /// The paths of the session's ephemeral nodes.
+    owned: BTreeSet<String>,
 }
 
 /// How many times a client may leave its only server, and connect to the same server again. The next attempt to leave
@@ -95,10 +97,14 @@ pub(super) enum LostMessage {
 }
 
 impl Ensemble {
+    pub(super) fn lock_world(&self) -> MutexGuard<'_, EnsembleState> {
+        self.world.lock()
+    }
+
     /// Changes the world, and makes all deliveries when the world is unlocked.
     pub(super) fn change_and_deliver<T>(&self, act: impl FnOnce(&mut EnsembleState, &mut Vec<Delivery>) -> T) -> T {
         let mut fired = Vec::new();
-        let result = act(&mut self.world.lock(), &mut fired);
+        let result = act(&mut self.lock_world(), &mut fired);
         for notify in fired {
             notify(true);
         }
@@ -149,6 +155,7 @@ impl EnsembleState {
             leaves: None,
             forgotten: Vec::new(),
             watches: BTreeMap::new(),
+            owned: BTreeSet::new(),
         };
         self.last_session += 1;
         self.sessions.insert(self.last_session, state);
@@ -266,6 +273,14 @@ impl EnsembleState {
         let at = TransactionStamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
+        for (path, before) in committed.before {
+            if let Some(owner) = before.and_then(|node| self.sessions.get_mut(&node.owner)) {
+                owner.owned.remove(&path);
+            }
+            if let Some(owner) = self.tree.get(&path).and_then(|node| self.sessions.get_mut(&node.owner)) {
+                owner.owned.insert(path);
+            }
+        }
         self.notify_watchers(&committed.changes, fired);
         Ok(committed.outcomes)
     }
@@ -299,8 +314,7 @@ impl EnsembleState {
         // If the client has closed the session, or a task of the session has failed, the client knows of the end
         // without a connection.
         let is_notified = !state.is_cut || matches!(why, SessionEnd::Closed | SessionEnd::Failed);
-        let is_own = |(path, node): (&String, &Node)| (node.owner == session).then(|| path.clone());
-        let owned = self.tree.iter().filter_map(is_own).collect();
+        let owned = std::mem::take(&mut state.owned).into_iter().collect();
         if is_notified {
             self.remove_session(session, why, fired);
         }
@@ -472,7 +486,7 @@ impl Drop for ArmedWatch {
     fn drop(&mut self) {
         let Some(ensemble) = self.ensemble.upgrade() else { return };
         self.event.close();
-        let mut world = ensemble.world.lock();
+        let mut world = ensemble.lock_world();
         if let Some(state) = world.sessions.get_mut(&self.session)
             && let Some(watches) = state.watches.get_mut(&self.key)
         {

@@ -61,6 +61,9 @@ pub(super) struct CommittedChanges {
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// Each change with the key of the watches that it fires, in the order in which a server reports the changes.
     pub(super) changes: Vec<FiredWatch>,
+    /// For each change, in order, the path of the node and the state of the node before the change (`None` if the node
+    /// did not exist). A node that was changed twice occurs twice.
+    pub(super) before: Vec<(String, Option<Node>)>,
 }
 
 /// Applies all operations or none of them. An error contains the index of the operation that failed.
@@ -81,7 +84,7 @@ pub(super) fn commit(
             }
         }
     }
-    Ok(CommittedChanges { outcomes, changes: transaction.changes })
+    Ok(CommittedChanges { outcomes, changes: transaction.changes, before: transaction.before })
 }
 
 /// A transaction whose operations are being applied.
@@ -91,8 +94,6 @@ struct TreeTransaction<'a> {
     /// The id of the session that owns the ephemeral nodes that the transaction creates.
     session: i64,
     changes: Vec<FiredWatch>,
-    /// For each change, in order, the path of the node and the state of the node before the change (`None` if the node
-    /// did not exist). A node that was changed twice occurs twice.
     before: Vec<(String, Option<Node>)>,
 }
 
