@@ -190,7 +190,7 @@ def start_servers(ports):
 
 def ask(port, word):
     try:
-        with socket.connection_of_create(("127.0.0.1", port)) as connection:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(word.encode())
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     except OSError:
