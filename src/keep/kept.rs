@@ -27,7 +27,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify, OnceLock};
 use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, GaugeGuard};
-use crate::telemetry::names;
+use crate::telemetry::{names, user_thread};
 
 /// The future that acquires a kept node. All uses (acquisitions by this process) that wait for the node poll this
 /// future, one at a time.
@@ -393,7 +393,8 @@ impl KeptState {
 /// Calls the wakers of the uses (acquisitions by this process) that wait for a kept node. The caller must not have
 /// locked the state of a kept node, because a waker may poll a use inside this call.
 pub(super) fn wake_all(woken: Vec<Waker>) {
-    woken.into_iter().for_each(Waker::wake);
+    // A waker that panics must not fail the use whose poll has led here, or keep the others from being woken.
+    woken.into_iter().for_each(|waker| _ = user_thread::catch_panic(|| waker.wake()));
 }
 
 /// The shortest pause between two checks whether a node was idle for too long, or whether its uses wait for too long.

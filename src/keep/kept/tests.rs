@@ -1,4 +1,5 @@
 use std::future::poll_fn;
+use std::task::Wake;
 
 use tokio_test::{assert_pending, assert_ready_ok};
 
@@ -102,6 +103,21 @@ async fn a_use_that_goes_on_waiting_is_woken_by_the_grant() {
     let running = assert_ready_ok!(tokio_test::task::spawn(first.wait()).poll());
     assert!(running.is_some() && second.lock().is_woken());
     kept.give_up(GiveUpReason::Closed);
+}
+
+/// The grant wakes uses inside the poll of the use that is granted. That use must not fail by the waker of another.
+#[test]
+fn a_waker_that_panics_fails_no_use_and_keeps_none_asleep() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a panic of a waker");
+        }
+    }
+    let mut other = tokio_test::task::spawn(poll_fn(|context| Poll::Ready(context.waker().clone())));
+    let Poll::Ready(waker) = other.poll() else { panic!("the task is ready at once") };
+    wake_all(vec![Arc::new(Panics).into(), waker]);
+    assert!(other.is_woken());
 }
 
 #[test]
