@@ -114,7 +114,7 @@ pub(super) struct ConnectDriver {
 }
 
 impl ConnectDriver {
-    /// Returns the finder of a client that has not connected yet.
+    /// Returns the driver of a client that has not connected yet.
     pub(super) fn new(config: ConnectConfig) -> ConnectDriver {
         let attempts = Attempts::new(config.options.session_timeout, config.options.attempt_time_limit());
         let is_under_way = vec![false; config.servers.each.len()];
@@ -468,7 +468,7 @@ impl SessionConnections {
 
     /// Answers a request to leave a server. If the request is about an earlier connection, answers `false`. If
     /// [`Attempts::record_leave_if_allowed`] forbids it, answers with an error. In both cases returns `None`. Otherwise
-    /// answers `true`, gives writes under way some time to end, and returns why the connection ends.
+    /// gives writes under way some time to end, answers `true`, and returns why the connection ends.
     async fn answer_leave_request(
         &self,
         asked: LeaveServerRequest,
@@ -498,8 +498,9 @@ impl SessionConnections {
             ended = served.wait_for_end() => ended,
             _ = run_until(sleep(self.granted / 12), writes) => ConnectionEnd::Left,
         };
-        // The loss is counted before any other task of this thread runs. So the caller, which takes the connection's
-        // number again after this answer, does not take the number of the connection that was left.
+        // The loss is counted before the answer, so that the caller, which takes the connection's number again, does
+        // not take the number of the connection that was left.
+        self.mark_disconnected();
         let _unheard = answer.send(Ok(true));
         Some(end)
     }
