@@ -229,7 +229,7 @@ binary:
 	mkdir -p "target/archives/$$name/"{man,completions}
 	cp "$$zklock" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "target/archives/$$name/"
 	"$$zklock" man >"target/archives/$$name/man/zklock.1"
-	for task in ls watch ask forget permits break check; do
+	for task in ls watch timeline ask forget permits break check; do
 		"$$zklock" man $$task >"target/archives/$$name/man/zklock-$$task.1"
 	done
 	for shell in bash fish zsh; do
@@ -255,7 +255,7 @@ deb:
 	install -d "$$out" "$$root/DEBIAN" "$$share"/{man/man1,bash-completion/completions,zsh/vendor-completions}
 	install -d "$$share"/{fish/vendor_completions.d,doc/zklock}
 	install -D -m 755 "$$program" "$$root/usr/bin/zklock"
-	for task in '' ls watch ask forget permits break check; do
+	for task in '' ls watch timeline ask forget permits break check; do
 		"$$program" man $$task | gzip -9 -n >"$$share/man/man1/zklock$${task:+-$$task}.1.gz"
 	done
 	"$$program" completions bash >"$$share/bash-completion/completions/zklock"

@@ -55,7 +55,7 @@ async fn the_debian_package_installs_runs_and_uninstalls() {
         format!("{share}/fish/vendor_completions.d/zklock.fish"),
         format!("{share}/zsh/vendor-completions/_zklock"),
     ];
-    let pages = ["", "-ask", "-break", "-check", "-forget", "-ls", "-permits", "-watch"];
+    let pages = ["", "-ask", "-break", "-check", "-forget", "-ls", "-permits", "-timeline", "-watch"];
     expected.extend(pages.map(|page| format!("{share}/man/man1/zklock{page}.1.gz")));
     expected.sort();
     assert_eq!(files(&system), expected);
