@@ -284,6 +284,7 @@ pub mod coming_from {}
 /// [keep]: crate::guide#keep-the-lock-between-uses
 /// [upgrade]: crate::guide#from-reading-to-writing
 /// [beyond]: crate::guide#what-a-lock-cannot-promise
+/// [tick]: crate::guide#choosing-a-session-timeout
 /// [fencing]: crate::fencing
 /// [security]: crate::security
 ///

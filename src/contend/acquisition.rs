@@ -456,8 +456,8 @@ impl Acquisition {
             return self.trace.record_span_field("token", hold.node().token());
         }
         *hold.trace.lock() = self.begin_hold_trace(hold);
-        // Only this hold uses the node, so the limit applies until the node is gone. The returned `HoldDeadline` is
-        // dropped, because it only serves to end the limit earlier.
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned moment
+        // only serves to end the limit earlier.
         let now = hold.lease_now();
         _ = hold.node().change(|it| it.state.limits.add_deadline(now));
     }

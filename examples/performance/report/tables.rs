@@ -15,7 +15,7 @@ const FRONT: [(&str, &str); 5] = [
     ("pass the lock on, while 50 writers wait", "drain-50"),
     ("give the lock to 200 waiting readers", "readers-200"),
     ("take it and release it, while 7 others do", "contend-8"),
-    ("write, while 100 processes keep read locks", "keepers-100"),
+    ("write, while 100 sessions keep read locks", "keepers-100"),
 ];
 
 /// Returns whether the table shows this measurement.

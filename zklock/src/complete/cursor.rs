@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use clap::{Arg, Command, ValueHint};
 use zk_rwlock::Dialect;
 
-/// The values of `--dialect`.
 /// A candidate for the word at the cursor, and its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompletionCandidate {
