@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use crate::memory::tasks::Executor;
 use crate::memory::tree::{
-    Backup, Clock, FiredWatch, Node, TransactionStamp, Tree, children_of, children_watch_key, commit, is_at_or_below,
-    parent_of,
+    Backup, Clock, FiredWatch, TransactionStamp, Tree, TreeNode, children_of, children_watch_key, commit,
+    is_at_or_below, parent_of,
 };
 use crate::session::request::{Failure, Kind, Operation, Outcome, SessionEnd, Watch, WatchEvent};
 use crate::session::store::SessionStore;
@@ -298,7 +298,7 @@ impl EnsembleState {
 
     /// Deletes the containers that had children and have none now.
     pub(super) fn reap_containers(&mut self, fired: &mut Vec<Delivery>) {
-        let idle = |(path, node): (&String, &Node)| {
+        let idle = |(path, node): (&String, &TreeNode)| {
             (node.kind == Kind::Container && node.next_sequence > 0 && children_of(&self.tree, path).is_empty())
                 .then(|| path.clone())
         };

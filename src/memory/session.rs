@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::memory::server::{Delivery, Ensemble, EnsembleState, SessionRequest};
-use crate::memory::tree::{Node, Tree, children_of, children_watch_key};
+use crate::memory::tree::{Tree, TreeNode, children_of, children_watch_key};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
 use crate::session::request::{Created, Failure, Kind, Operation, Outcome, Reply, SessionEnd, Stat, Task, Watch};
@@ -182,7 +182,7 @@ impl Drop for MemorySession {
 fn children_and_stat_of(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
     match tree.get(path) {
         None if path != "/" => Err(Failure::NoNode),
-        node => Ok((children_of(tree, path), node.map(Node::stat))),
+        node => Ok((children_of(tree, path), node.map(TreeNode::stat))),
     }
 }
 

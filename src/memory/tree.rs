@@ -8,10 +8,10 @@ use crate::session::request::{Failure, Kind, Operation, Outcome, Stat, WatchEven
 use crate::telemetry::debug::debug;
 
 /// The nodes by their paths.
-pub(super) type Tree = BTreeMap<String, Node>;
+pub(super) type Tree = BTreeMap<String, TreeNode>;
 
 #[derive(Clone)]
-pub(super) struct Node {
+pub(super) struct TreeNode {
     pub(super) data: Vec<u8>,
     pub(super) czxid: i64,
     pub(super) mzxid: i64,
@@ -28,9 +28,9 @@ pub(super) struct Node {
     pub(super) next_sequence: i32,
 }
 
-impl Node {
+impl TreeNode {
     pub(super) fn stat(&self) -> Stat {
-        let Node { czxid, version, ctime, mtime, owner, .. } = *self;
+        let TreeNode { czxid, version, ctime, mtime, owner, .. } = *self;
         Stat { czxid, version, ctime, mtime, ephemeral_owner: owner, data_length: self.data.len() }
     }
 }
@@ -63,7 +63,7 @@ pub(super) struct CommittedChanges {
     pub(super) changes: Vec<FiredWatch>,
     /// For each change, in order, the path of the node and the state of the node before the change (`None` if the node
     /// did not exist). A node that was changed twice occurs twice.
-    pub(super) before: Vec<(String, Option<Node>)>,
+    pub(super) before: Vec<(String, Option<TreeNode>)>,
 }
 
 /// Applies all operations or none of them. An error contains the index of the operation that failed.
@@ -94,7 +94,7 @@ struct TreeTransaction<'a> {
     /// The id of the session that owns the ephemeral nodes that the transaction creates.
     session: i64,
     changes: Vec<FiredWatch>,
-    before: Vec<(String, Option<Node>)>,
+    before: Vec<(String, Option<TreeNode>)>,
 }
 
 impl TreeTransaction<'_> {
@@ -144,7 +144,7 @@ impl TreeTransaction<'_> {
         let TransactionStamp { zxid, time } = self.at;
         let (czxid, mzxid, pzxid) = (zxid, zxid, zxid);
         let (data, ctime, mtime) = (data.to_vec(), time, time);
-        let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, mtime, kind, owner, next_sequence: 0 };
+        let node = TreeNode { data, czxid, mzxid, pzxid, version: 0, ctime, mtime, kind, owner, next_sequence: 0 };
         self.before.push((path.clone(), self.tree.insert(path.clone(), node)));
         self.changes.push((children_watch_key(parent), WatchEvent::Changed));
         Ok(path)
@@ -190,7 +190,7 @@ impl TreeTransaction<'_> {
     }
 }
 
-fn check_version(node: &Node, expected: Option<i32>) -> Result<(), Failure> {
+fn check_version(node: &TreeNode, expected: Option<i32>) -> Result<(), Failure> {
     if expected.is_some_and(|version| version != node.version) { Err(Failure::BadVersion) } else { Ok(()) }
 }
 
