@@ -68,8 +68,8 @@ async fn in_a_program() -> Result<(), Box<dyn std::error::Error + Send + Sync>> 
     };
 
     let zk = Memory::new();
-    let lock = RwLock::new(&zk, "/locks/orders/schema")?;
-    let serving = RwLock::new(&zk.connect(), "/locks/orders/schema")?.read().label("web-7").await?;
+    let lock = RwLock::new(&zk, "/locks/orders/migrate")?;
+    let serving = RwLock::new(&zk.connect(), "/locks/orders/migrate")?.read().label("web-7").await?;
     tokio::time::pause();
     let late = migrate(&lock, &mut database, &versions().await).await.expect_err("web-7 serves").to_string();
     assert!(late.contains("10m") && late.contains("\"web-7\""), "{late}");
