@@ -171,6 +171,21 @@ async fn a_lost_create_that_is_carried_out_late_leaves_no_node() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_of_several_late_creates_leaves_no_node() {
+    let memory = Memory::new();
+    let holder = RwLock::new(&memory, PATH).expect("valid").write().await.expect("free");
+    let alone = memory.children(PATH);
+    let lost = [LateCreate::of_a_timeout(&memory, PATH).await, LateCreate::of_a_timeout(&memory, PATH).await];
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for (number, late) in lost.into_iter().enumerate() {
+        late.arrives().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(memory.children(PATH), alone, "create {number}");
+    }
+    holder.release().await.expect("held");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_downgrade_with_lost_replies_is_sent_65_times() {
     let tries = Count::default();
     let count = tries.clone();

@@ -457,8 +457,9 @@ async fn a_listed_and_denied_ghost_is_left_and_logged() {
             let denies = matches!(asked, Request::Data(path) | Request::Watch(path) if *path == *denied);
             denies.then_some(Failure::NoNode)
         });
-        let lock = RwLock::new(&line, PATH).expect("valid");
+        let (lock, began) = (RwLock::new(&line, PATH).expect("valid"), Instant::now());
         drop(if waits { lock.write().await } else { lock.try_write().await }.expect("free"));
+        assert!(began.elapsed() < SECOND, "the leader was asked only after {:?}", began.elapsed());
         sleep(SECOND).await;
         assert_eq!(errors(), [node]);
     }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use support::ensemble::Ensemble;
 use support::scene::*;
 use support::server::{Server, shared_server};
+use support::wire::{Frames, Op, Proxy, Rule};
 use tokio::net::TcpListener;
 use zk_rwlock::coordinator::{Failure, Operation};
 use zk_rwlock::{RwLock, Semaphore};
@@ -79,6 +80,11 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
         assert_eq!(run.code, Some(65), "{arguments:?}: {run:#?}");
         assert!(run.stderr.contains("its data \"permits=two\" is no number of permits"), "{run:#?}");
     }
+    // The path counts as a semaphore also if the listing of its permits fails for another reason than their absence.
+    let proxy = Proxy::start(shared_server().address());
+    proxy.apply(Rule::on(Frames::replies(Op::GetChildren2).about(&format!("{path}/permits"))).claim_error(-1));
+    let unlisted = ended(zklock_on(&proxy.address(), &["ls", path])).await;
+    assert_eq!(unlisted.code, Some(65), "{unlisted:#?}");
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
     let tree = run(&["ls", "--tree", path]).await.stdout;
     assert!(tree.starts_with(&format!("{path}: the number of permits is invalid\n")), "{tree}");
