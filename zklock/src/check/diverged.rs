@@ -238,6 +238,15 @@ mod tests {
     }
 
     #[test]
+    fn a_server_with_a_node_created_again_counts_for_no_advice() {
+        let version = |czxids: [i64; 3]| {
+            let looks = czxids.map(|czxid| NodeVersions::from([("/l".to_owned(), (czxid, 0))])).into();
+            roles_and_versions(&[ServerReport { looks, ..ServerReport::default() }], "/l")[0].1
+        };
+        assert_eq!((version([1, 1, 1]), version([1, 2, 2])), (Some(Some(0)), None));
+    }
+
+    #[test]
     fn advice_needs_all_servers_of_the_ensemble() {
         let (shows, lacks): ([&[&str]; 3], [&[&str]; 3]) = ([&["a"]; 3], [&[]; 3]);
         let advised = |servers: &[ServerReport], is_whole| {

@@ -87,6 +87,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_with_the_most_bytes_is_read_whole() {
+        let files = tempfile::tempdir().unwrap();
+        let file = files.path().join("credentials");
+        for (bytes, read) in [(MOST, Some(MOST)), (MOST + 1, None)] {
+            std::fs::write(&file, vec![b'x'; bytes]).unwrap();
+            assert_eq!(read_file(&file).ok().map(|read| read.len()), read);
+        }
+    }
+
+    #[test]
     fn user_and_password_are_one_line() {
         assert_eq!(check_one_line("me:it"), Ok(()));
         for text in ["", "me:it\n", "me:it\nyou:it", "\nme:it", "me:it\rx"] {
