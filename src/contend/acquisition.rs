@@ -202,7 +202,7 @@ impl Acquisition {
             trace: &self.trace,
             entry: &entry,
             view,
-            waiter: Waiter::new(entry.node_name(), self.config.dialect.signals_release(), if_taken),
+            waiter: Waiter::new(entry.node_name(), self.config.paths.dialect.signals_release(), if_taken),
             // If the warning was due before the acquisition entered the queue, `warn_if_slow` has logged the warning.
             warn_at: due.filter(|due| Instant::now() < *due),
             registered: None,
@@ -245,7 +245,7 @@ impl Acquisition {
     /// after the create. Tries again, a limited number of times, if the session ends, or if the directory's sequence
     /// numbers are used up and a new directory may follow.
     async fn queue_up(&self) -> Result<(Arc<Contender>, ReadsWithCreate), Error> {
-        let (config, dialect, keeps) = (&self.config, self.config.dialect, self.may_keep_node());
+        let (config, dialect, keeps) = (&self.config, self.config.paths.dialect, self.may_keep_node());
         let since = SystemTime::now();
         let metadata = Metadata {
             host: config.host.clone(),
@@ -341,7 +341,7 @@ impl Acquisition {
                     if let Some(request) = &self.permits {
                         request.create_semaphore_node(entry).await?;
                     }
-                    match entry.make_directory(self.config.dialect.must_keep_directories()).await {
+                    match entry.make_directory(self.config.paths.dialect.must_keep_directories()).await {
                         // A parent that Curator created may be a container, which the server may have deleted
                         // meanwhile. If so, the next create fails with `NoNode`, and this step is repeated.
                         Ok(()) | Err(Failure::NoNode) => EntryStep::Create,
@@ -356,7 +356,7 @@ impl Acquisition {
     /// `true` if the directory is gone or empty, or has only contenders that must leave for the same reason. Always
     /// `false` in a dialect whose directories must stay.
     async fn leave_exhausted_directory(&self, entry: Arc<Contender>) -> Result<bool, Error> {
-        let dialect = self.config.dialect;
+        let dialect = self.config.paths.dialect;
         match entry.leave().1.await {
             Ok(()) | Err(Failure::NoNode) => {}
             Err(Failure::NoAuth(lacks)) => return Err(Error::own_node_undeletable(entry.node().path(), lacks)),
@@ -456,8 +456,8 @@ impl Acquisition {
             return self.trace.record_span_field("token", hold.node().token());
         }
         *hold.trace.lock() = self.begin_hold_trace(hold);
-        // Only this hold uses the node, so the limit applies until the node is gone. The returned moment
-        // only serves to end the limit earlier.
+        // Only this hold uses the node, so the limit applies until the node is gone. The returned moment only
+        // serves to end the limit earlier.
         let now = hold.lease_now();
         _ = hold.node().change(|it| it.state.limits.add_deadline(now));
     }
@@ -527,7 +527,7 @@ impl Acquisition {
             request.state.check_wanted_count(request.count)?;
         }
         let path = &self.config.directory;
-        let (paths, newcomer) = (&self.config.paths, NodeName::newcomer(self.config.dialect, self.mode));
+        let (paths, newcomer) = (&self.config.paths, NodeName::newcomer(self.config.paths.dialect, self.mode));
         let mut looks = 0;
         loop {
             looks += 1;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::contend::warnings::WaitWarnings;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::lock_paths::LockPaths;
-use crate::queue::dialect::Dialect;
 use crate::queue::metadata::VALUE_TWIN;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn;
@@ -26,7 +25,6 @@ pub(crate) struct LockConfig {
     pub(crate) paths: LockPaths,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
-    pub(crate) dialect: Dialect,
     /// Whether the contenders are candidates of an election. The data of each node says so.
     pub(crate) is_election: bool,
     pub(crate) warn_holding: Option<Duration>,
@@ -44,9 +42,10 @@ impl LockConfig {
         &self.paths.path
     }
 
-    /// Fails if one of `names`, the children of the directory, is [foreign](Dialect::foreign) to the lock's dialect.
+    /// Fails if one of `names`, the children of the directory, is [foreign](crate::Dialect::foreign) to the lock's
+    /// dialect.
     pub(crate) fn fail_if_foreign(&self, names: &[String]) -> Result<(), Error> {
-        turn::first_foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.foreign_error(node)))
+        turn::first_foreign(self.paths.dialect, names).map_or(Ok(()), |node| Err(self.foreign_error(node)))
     }
 
     /// Fails if the lock's path is that of a [`Shared`](crate::Shared) value, which has its lock in a child node, or of
@@ -82,9 +81,9 @@ impl LockConfig {
     }
 
     pub(crate) fn foreign_error(&self, foreign: &str) -> Error {
-        let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
+        let speaks = self.paths.dialect.foreign(foreign).unwrap_or(self.paths.dialect);
         let (path, node) = (self.directory.to_string(), foreign.to_owned());
-        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+        Error::ForeignContender { path, node, speaks, dialect: self.paths.dialect }
     }
 
     /// Returns the error of an acquisition whose node never gets its turn. The node `rival` has the same sequence

@@ -111,8 +111,11 @@ impl LockConfig {
     }
 
     async fn ask_keepers(&self) -> Result<(), Error> {
-        if !self.dialect.signals_release() {
-            return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
+        if !self.paths.dialect.signals_release() {
+            return Err(Error::invalid(format!(
+                "to ask in the dialect {}, in which no node is kept",
+                self.paths.dialect
+            )));
         }
         let path = &self.directory;
         let asked = call::retry_on_fresh_session(&self.coordinator, ("ask", path), |session| async move {

@@ -353,7 +353,6 @@ impl RwLockBuilder {
             paths,
             host: self.host.unwrap_or_else(machine_name),
             label: self.label,
-            dialect: self.dialect,
             is_election: self.is_election,
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,

@@ -82,7 +82,7 @@ pub(crate) fn read_leader(config: &Arc<LockConfig>) -> Call<Option<Leader>> {
             let mut denials = RetryBudget::DENIALS;
             loop {
                 let names = call::list_children(&session, path, false).await?;
-                let Some(first) = find_leader(config.dialect, &names) else { return Ok((names, None)) };
+                let Some(first) = find_leader(config.paths.dialect, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.as_str());
                 let read = call::ask_until_answered(&session, || session.data(&node));
                 match read_unless_node_gone(&session, path, &first, read).await {
@@ -187,7 +187,7 @@ impl NodeWatcher for LeaderObserver {
                 session.sleep(PAUSE).await;
                 continue;
             }
-            let first = find_leader(self.config.dialect, &names);
+            let first = find_leader(self.config.paths.dialect, &names);
             let waited = match &first {
                 Some(first) => self.watch_leader(session, first).await,
                 None => self.watch_directory(session).await,
@@ -228,7 +228,7 @@ impl LeaderObserver {
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.config.directory;
         let (names, mut change) = retry::repeat_until_known(session, || session.watch_children(path)).await?;
-        if find_leader(self.config.dialect, &names).is_some() {
+        if find_leader(self.config.paths.dialect, &names).is_some() {
             return Ok(());
         }
         self.report(Ok(None));
@@ -238,7 +238,7 @@ impl LeaderObserver {
                 return Ok(());
             }
             let names = session.children(path).await;
-            if !names.is_ok_and(|names| find_leader(self.config.dialect, &names).is_none()) {
+            if !names.is_ok_and(|names| find_leader(self.config.paths.dialect, &names).is_none()) {
                 return Ok(());
             }
         }

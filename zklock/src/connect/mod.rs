@@ -135,8 +135,8 @@ fn parse_tick_time(text: &str) -> Result<Duration, String> {
 /// Sets the stop margin to a quarter of the session timeout. If the connection is lost and does not come back, the lock
 /// counts as lost this long before the session can expire. The command uses this time to stop. With a larger margin,
 /// the library would have to send heartbeats too often to keep a promise of `docs/zklock.md`: with `--tick-time`, the
-/// lock survives a disconnection of 0.4 of a session timeout of 4 s or more. A session timeout of zero gets no margin, because the
-/// library refuses this timeout anyway.
+/// lock survives a disconnection of 0.4 of a session timeout of 4 s or more. A session timeout of zero gets no margin,
+/// because the library refuses this timeout anyway.
 fn builder_with_stop_margin(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
