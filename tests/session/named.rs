@@ -100,19 +100,21 @@ async fn each_address_of_a_name_is_tried() {
     std::fs::write(&names, "127.0.0.2 twin\n127.0.0.1 twin\n").expect("a file");
     std::fs::write(&goes_on, "").expect("a file");
     let mut holder = with_names(&names, &program("zklock"))
-        .args(["--zk", &format!("twin:{number}"), "--session-timeout", "10s", "/named/twin", "sh", "-c"])
+        .args(["--zk", &format!("twin:{number}"), "--session-timeout", "6s", "/named/twin", "sh", "-c"])
         .arg("echo held; while [ -e \"$0\" ]; do sleep 0.1; done")
         .arg(&goes_on)
         .spawn()
         .expect("unshare");
     let mut says = BufReader::new(holder.stdout.take().expect("its output")).lines();
     assert_eq!(soon("the lock", says.next_line()).await.expect("text").as_deref(), Some("held"));
-    // Each reconnect may first try the address that answers nothing, for a twelfth of the session timeout, and the breaks
-    // follow each other too quickly for a heartbeat. So only a few breaks are sure to cost no lease.
-    for _ in 0..3 {
+    for _ in 0..6 {
         let connections = good.connections();
         good.disconnect();
         eventually("another connection", || async { good.connections() > connections }).await;
+        // Each reconnect may first try the address that answers nothing, for half a second. So the lease is renewed before
+        // the next break, by a heartbeat after the request that the session sends at its return.
+        let before = good.count(Op::Multi);
+        eventually("a heartbeat", || async { good.count(Op::Multi) > before + 1 }).await;
     }
     std::fs::remove_file(&goes_on).expect("the file");
     assert_eq!(soon("the end", holder.wait()).await.expect("a status").code(), Some(0));
